@@ -1,0 +1,1 @@
+"""The reference: one package per lab, and the engine built on them."""
