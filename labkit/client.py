@@ -165,8 +165,8 @@ class LabClient:
 class Handle:
     """An object that the code under test returned. It stays there; calls travel.
 
-    Methods and properties are those that the interface declares; calling it, `len`, indexing, iteration, `next` and `close` work
-    where the object has them. Two handles never compare equal, even for the same object.
+    Methods and properties are those that the interface declares; calling it, `len`, indexing, iteration, `next` and
+    `close` work where the object has them. Two handles never compare equal, even for the same object.
     """
 
     def __init__(self, client: LabClient, number: int) -> None:
@@ -204,7 +204,8 @@ class Handle:
         """Closes the object, as a generator or a file is closed."""
         self._do("close")
 
-    def __del__(self) -> None:  # the next request tells the other side
+    def __del__(self) -> None:
+        # The next request tells the other side: sending one from a finalizer could cut into another.
         self._client._drop(self._number)
 
     def _do(self, op: str, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **header: Any) -> Any:

@@ -96,7 +96,7 @@ class _Storage:
             raise ValueError(f"a tensor of {self.num_bytes} bytes cannot cross; at most {MAX_TENSOR_BYTES} bytes")
         covered = torch.zeros(self.num_bytes, dtype=torch.uint8)
         for tensor, node in self.tensors:
-            offset = tensor.storage_offset() - self.start // tensor.element_size()
+            offset = int(tensor.storage_offset()) - self.start // tensor.element_size()
             node["offset"] = offset
             if tensor.numel():
                 _View(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset).mark(covered)
@@ -129,7 +129,7 @@ class _Storage:
 
     @staticmethod
     def _span(tensor: Tensor) -> tuple[int, int]:
-        view = _View(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        view = _View(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
         size = tensor.element_size()
         return view.offset * size, view.end * size
 

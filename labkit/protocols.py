@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -48,3 +49,12 @@ class CachedModel(Protocol):
 
     def truncate(self, length: int) -> None:
         """Forgets every token from position `length` on."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A recipe. The side that holds the code under test builds it; the test's oracle builds its own."""
+
+    def build(self) -> Any:
+        """The object that the lab function receives."""
+        raise TypeError(f"{type(self).__name__} does not say how it is built")

@@ -40,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Registers the markers."""
     config.addinivalue_line("markers", "task(number): the lab task whose property the test proves")
     config.addinivalue_line("markers", "integration: uses the code of the tasks that its own task requires")
-    config.stash[_TALLY] = defaultdict(Counter)
+    tally: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    config.stash[_TALLY] = tally
 
 
 def manifest_of(path: Path) -> Manifest | None:

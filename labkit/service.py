@@ -12,7 +12,7 @@ from labkit.codec import Decoder, Encoder, Message
 from labkit.errors import CROSSING_TYPES, ProtocolFault, not_attempted_text
 from labkit.loader import LabPackage
 from labkit.manifest import Interface
-from labkit.specs import Spec
+from labkit.protocols import Spec
 
 Callback = Callable[[Message], Message]
 """Sends a callback request to the test's side and waits for its reply."""

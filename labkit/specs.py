@@ -10,19 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.checkpoints import load_decoder
 from labkit.config import ModelConfig
 from labkit.decoder import Decoder, full_attention, random_weights
-from labkit.protocols import CachedModel, KVStore
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A recipe. The side that holds the code under test builds it; the test's oracle builds its own."""
-
-    def build(self) -> Any:
-        """The object that the lab function receives."""
-        raise TypeError(f"{type(self).__name__} does not say how it is built")
+from labkit.protocols import CachedModel, KVStore, Spec
 
 
 @dataclass(frozen=True)
@@ -61,6 +51,9 @@ class Checkpoint(Spec):
 
 @lru_cache(maxsize=1)
 def _load_once(name: str) -> Decoder:
+    # Imported here: readers of checkpoint formats load slowly, and most suites never open a checkpoint.
+    from labkit.checkpoints import load_decoder
+
     return load_decoder(name)
 
 
