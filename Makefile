@@ -1,0 +1,93 @@
+# The commands of the workbook. `make help` lists them; each sets up what it needs the first time.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# The Python that makes the environment, 3.11 or later; everything afterwards runs in .venv.
+PYTHON ?= python3
+# labs (the student's stubs), solutions (the reference) or a folder; a folder outside the workbook needs TRUST=1.
+IMPL ?= labs
+TASK ?=
+LAB ?= 07
+TRUST ?=
+OUT ?= .out/grades
+SUBMISSIONS ?=
+# full, or quick for a taste of every long proof.
+EVIDENCE ?= full
+
+STAMP := .venv/.stamp
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+IMPORT_LINTER := .venv/bin/lint-imports
+
+export EVIDENCE
+
+.PHONY: help setup demo test evidence grade test-strength stubs hint lint doctor clean clean-all FORCE
+
+help: ## List these commands
+	@echo "The inference workbook. Commands, with what may be set after them:"
+	@grep -E '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -e 's/:.*## /|/' -e 's/^test-lab%/test-lab07/' \
+	  | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
+
+# Runs again only when the dependencies change. `make setup` also looks after the model.
+$(STAMP): pyproject.toml constraints.txt tools/bootstrap.py
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on the PATH. Install Python 3.11 or later" \
+	  "(Debian: sudo apt-get install python3 python3-venv) or name one: make setup PYTHON=/path/to/python"; exit 1; }
+	@echo "[setup] $(STAMP) is missing or older than pyproject.toml, constraints.txt or tools/bootstrap.py"
+	@$(PYTHON) tools/bootstrap.py
+	@touch $@
+
+setup: $(STAMP) ## Environment, dependencies and the bundled model; as root also the Debian packages
+	@$(PY) -m labkit.checkpoints fetch
+
+demo: setup ## The main job: the reference answers from a real model, then the samples are graded
+	@$(PY) -m solutions.demo
+	@$(PY) -m grader samples --lab 07 --out .out/samples
+	@$(PY) -m grader grade --lab 07 --submissions .out/samples --out .out/grades
+
+test: setup ## Every test: the workbook's own, lab 07 on the reference, and the self-check
+	$(PYTEST) tests -q -m "not evidence"
+	$(PYTEST) labs/07_kv_cache/tests -q --impl solutions
+	$(PY) -m grader self-check
+
+evidence: setup ## The long proofs with fresh seeds, and the strength of every lab [EVIDENCE=quick]
+	$(PYTEST) tests -q -m evidence -s
+	$(if $(filter quick,$(EVIDENCE)),@echo "quick form: the strength run was left out",$(PY) -m grader strength)
+
+test-lab%: $(STAMP) FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=solutions|folder] [TRUST=1]
+	@tests=$$(ls -d labs/$*_*/tests 2>/dev/null) || { echo "there is no lab $*; labs here:" labs/*_*; exit 2; }; \
+	$(PYTEST) "$$tests" -q --impl "$(IMPL)" $(if $(TASK),--task "$(TASK)") $(if $(TRUST),--trust)
+
+grade: $(STAMP) ## Grade a folder of submissions in the sandbox: LAB=07 SUBMISSIONS=dir [OUT=dir]
+	@test -n "$(SUBMISSIONS)" || { echo "name the folder of submissions: make grade LAB=07 SUBMISSIONS=dir OUT=dir"; \
+	  exit 2; }
+	@$(PY) -m grader grade --lab "$(LAB)" --submissions "$(SUBMISSIONS)" --out "$(OUT)"
+
+test-strength: $(STAMP) ## Whether the tests of a lab kill every known wrong implementation [LAB=07]
+	@$(PY) -m grader strength --lab "$(LAB)"
+
+stubs: $(STAMP) ## Write the student's files anew from the marked reference [LAB=07]
+	@$(PY) -m grader stubs --lab "$(LAB)"
+
+hint: $(STAMP) ## The next hint of a task: TASK=n [LAB=07]
+	@test -n "$(TASK)" || { echo "name the task: make hint LAB=07 TASK=4"; exit 2; }
+	@$(PY) -m grader hint "$(LAB)" "$(TASK)"
+
+lint: $(STAMP) ## Style, types, the direction of imports, and the pair of torch and triton pins
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(IMPORT_LINTER)
+	$(PY) tools/check_pins.py
+
+# Needs no environment, since it is what to ask when setting up fails.
+doctor: ## What this machine has, what it lacks, and what to do about each
+	@if [ -x $(PY) ]; then $(PY) -m labkit.doctor; else $(PYTHON) -m labkit.doctor; fi
+
+clean: ## Remove caches and what runs have written; keeps the environment, the model and your work
+	rm -rf .out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+clean-all: clean ## The same, and the environment and the model cache
+	rm -rf .venv .cache
