@@ -87,8 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = config.getoption("--task")
     if wanted is None:
         return
-    manifests = [m for m in {manifest_of(item.path) for item in items} if m is not None]
-    known = {task.number for manifest in manifests for task in manifest.tasks}
+    manifests = [manifest_of(path) for path in {item.path for item in items}]
+    known = {task.number for manifest in manifests if manifest is not None for task in manifest.tasks}
     if not wanted.isdecimal() or int(wanted) not in known:
         raise pytest.UsageError(f"TASK={wanted}: no such task; allowed: {', '.join(map(str, sorted(known)))}")
     keep = [item for item in items if task_number(item) == int(wanted)]
