@@ -1,0 +1,1 @@
+"""What the code of a lab may use: models, tokenizers, protocols and instruments."""
