@@ -1,0 +1,1 @@
+"""What student code may never see: reference mathematics, tolerances and tests of distributions."""
