@@ -1,0 +1,8 @@
+"""Models on disk: the bundled one, GGUF files, Hugging Face folders and hub ids."""
+
+from labkit.checkpoints.bundled import bundled_folder, bundled_gguf, fetch
+from labkit.checkpoints.errors import CheckpointError
+from labkit.checkpoints.loading import Model, load, load_decoder, load_tokenizer
+
+__all__ = ["CheckpointError", "Model", "bundled_folder", "bundled_gguf", "fetch", "load", "load_decoder",
+           "load_tokenizer"]
