@@ -48,7 +48,7 @@ demo: setup ## The main job: the reference answers from a real model, then the s
 	@$(PY) -m grader grade --lab 07 --submissions .out/samples --out .out/grades
 
 test: setup ## Every test: the workbook's own, lab 07 on the reference, and the self-check
-	$(PYTEST) tests -q -m "not evidence"
+	$(PYTEST) tests -q
 	$(PYTEST) labs/07_kv_cache/tests -q --impl solutions
 	$(PY) -m grader self-check
 

@@ -1,0 +1,59 @@
+"""Long proofs: how long, and from which seed. `make evidence` runs them; EVIDENCE=quick gives a taste of each."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Length:
+    """How much a proof does.
+
+    Args:
+        prompts: continued by the real model.
+        new_tokens: for each prompt.
+        distributions: random settings of the sampler.
+        draws: for each of them.
+        grading_runs: times that the sample submissions are graded.
+    """
+
+    prompts: int
+    new_tokens: int
+    distributions: int
+    draws: int
+    grading_runs: int
+
+
+LENGTHS = {
+    "quick": Length(prompts=3, new_tokens=12, distributions=10, draws=4_000, grading_runs=1),
+    "full": Length(prompts=50, new_tokens=48, distributions=300, draws=40_000, grading_runs=3),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what lies in this folder, so that `make test` leaves it out."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.evidence)
+
+
+@pytest.fixture(scope="session")
+def length() -> Length:
+    """The length that EVIDENCE asks for."""
+    wanted = os.environ.get("EVIDENCE") or "full"
+    if wanted not in LENGTHS:
+        raise pytest.UsageError(f"EVIDENCE={wanted}: allowed are {', '.join(LENGTHS)}")
+    return LENGTHS[wanted]
+
+
+@pytest.fixture
+def fresh(request: pytest.FixtureRequest) -> random.Random:
+    """A generator with a seed of this run; EVIDENCE_SEED repeats an earlier one."""
+    chosen = os.environ.get("EVIDENCE_SEED") or str(random.SystemRandom().getrandbits(32))
+    print(f"\n{request.node.name}: to repeat this run, set EVIDENCE_SEED={chosen}")
+    return random.Random(f"{chosen} {request.node.name}")
