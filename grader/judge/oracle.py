@@ -1,0 +1,98 @@
+"""The independent oracle: transformers in float64, and the rule for ties in greedy runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grader.judge.numerics import error_bound, largest_error
+from labkit.config import ModelConfig
+
+MOST_TIES = 0.001
+
+
+class Oracle:
+    """A model in transformers' own implementation, float64, without a cache.
+
+    Args:
+        config: shape of the model.
+        weights: under their Hugging Face names.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+        # Imported here since it takes seconds, and most suites need no oracle.
+        import transformers
+
+        entries: dict[str, Any] = config.to_huggingface()
+        settings = transformers.AutoConfig.for_model(entries.pop("model_type"), **entries)
+        model = transformers.AutoModelForCausalLM.from_config(
+            settings, attn_implementation="eager", dtype=torch.float64
+        )
+        missing = model.load_state_dict({name: t.double() for name, t in weights.items()}, strict=False)
+        absent = [name for name in missing.missing_keys if not (config.tie_embeddings and name == "lm_head.weight")]
+        if absent or missing.unexpected_keys:
+            raise ValueError(f"weights do not fit: missing {absent}, unknown {missing.unexpected_keys}")
+        model.tie_weights()
+        self._model = model.eval()
+
+    def logits(self, tokens: list[int]) -> Tensor:
+        """float64 `[len(tokens), vocab_size]` of a whole sequence, recomputed from its first token."""
+        with torch.no_grad():
+            return self._model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+@dataclass
+class GreedyJudge:
+    """Compares a greedy run with the oracle's token by token, as its `choose` function.
+
+    At each step it compares the logits it is given with the oracle's, and answers with the oracle's token. Where the
+    two top tokens differ, the run was wrong, unless the oracle's own preference is smaller than the logit error that
+    the dtype explains: then it is a tie, which is counted, and the run goes on from the oracle's token.
+
+    Args:
+        oracle: the independent model.
+        prompt: tokens before the first generated one.
+        plain: logits `[vocab_size]` of a plain run in the judged dtype, by number of tokens before; sets the error
+            that the dtype explains.
+        dtype: of the judged run.
+    """
+
+    oracle: Oracle
+    prompt: list[int]
+    plain: Any
+    dtype: torch.dtype = torch.float32
+    tokens: list[int] = field(default_factory=list)
+    ties: int = 0
+    worst_error: float = 0.0
+
+    def choose(self, logits: Tensor, step: int) -> int:
+        """The oracle's token; raises AssertionError where the given logits don't lead to it."""
+        context = self.prompt + self.tokens
+        reference = self.oracle.logits(context)[-1]
+        bound = error_bound(reference, self.plain(context), float(reference.abs().max()), self.dtype)
+        error = largest_error(logits, reference) if logits.shape == reference.shape else float("inf")
+        right, given = int(reference.argmax()), int(logits.argmax())
+        if not error <= bound:
+            raise AssertionError(
+                f"after {len(self.tokens)} generated tokens the logits are off by {error:.3g} "
+                f"({self.dtype} explains {bound:.3g}); they prefer token {given}, recomputing everything gives "
+                f"{right}. Look at the position of the newest token and at what its query may attend to."
+            )
+        self.worst_error = max(self.worst_error, error)
+        if given != right:
+            gap = float(reference[right] - reference[given])
+            if gap > 2 * bound:
+                raise AssertionError(f"step {step}: token {given} was preferred to {right} by the oracle's {gap:.3g}")
+            self.ties += 1
+        self.tokens.append(right)
+        return right
+
+    def check_ties(self, total: int) -> None:
+        """Fail if more than one token in a thousand was a tie (one is always allowed); print how many were."""
+        print(f"{self.ties} near-ties in {total} tokens; largest logit error {self.worst_error:.2g}")
+        if self.ties > max(1, MOST_TIES * total):
+            raise AssertionError(f"{self.ties} of {total} tokens were near-ties: too many to be chance")
