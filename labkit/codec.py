@@ -20,16 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.errors import OutOfViewWrite, ProtocolFault
-
-Buffer = bytes | bytearray | memoryview
+from labkit.errors import ProtocolFault
+from labkit.storage import ALIGNMENT, MAX_TENSOR_BYTES, Buffer, Storage, View, flat_bytes
 
 MAX_DEPTH = 32
 MAX_NODES = 1_000_000
 MAX_RANK = 16
-MAX_TENSOR_BYTES = 1 << 30
-_ALIGNMENT = 16
-_CANARY = 0xA5
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -38,7 +34,6 @@ DTYPES: dict[str, torch.dtype] = {
     ).split()
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
@@ -47,95 +42,6 @@ class Message:
 
     header: dict[str, Any]
     buffers: list[Buffer] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _View:
-    """Where a tensor lies in its storage's buffer; offset and strides in elements."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @property
-    def end(self) -> int:
-        """One past the last element touched, relative to offset 0; equals the offset for an empty tensor."""
-        if 0 in self.shape:
-            return self.offset
-        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
-
-    def of(self, flat: Tensor) -> Tensor:
-        """This view of a flat uint8 tensor."""
-        return flat.view(self.dtype).as_strided(self.shape, self.stride, self.offset)
-
-    def mark(self, covered: Tensor) -> None:
-        """Sets the bytes that this view covers to 255."""
-        dtype = _INTEGER_OF_SIZE[self.dtype.itemsize]
-        fill = 255 if dtype == torch.uint8 else -1
-        covered.view(dtype).as_strided(self.shape, self.stride, self.offset).fill_(fill)
-
-
-@dataclass
-class _Storage:
-    """One storage on its way out: the tensors that lie in it and the header nodes that describe them."""
-
-    storage: torch.UntypedStorage
-    tensors: list[tuple[Tensor, dict[str, Any]]] = field(default_factory=list)
-    start: int = 0
-    num_bytes: int = 0
-    covered: Tensor | None = None
-
-    def pack(self) -> bytearray:
-        """Copies the span that the tensors cover; the gaps between them hold the canary."""
-        spans = [self._span(tensor) for tensor, _ in self.tensors]
-        self.start = min(start for start, _ in spans) // _ALIGNMENT * _ALIGNMENT
-        end = max(end for _, end in spans)
-        self.num_bytes = -(-(end - self.start) // _ALIGNMENT) * _ALIGNMENT
-        if self.num_bytes > MAX_TENSOR_BYTES:
-            raise ValueError(f"a tensor of {self.num_bytes} bytes cannot cross; at most {MAX_TENSOR_BYTES} bytes")
-        covered = torch.zeros(self.num_bytes, dtype=torch.uint8)
-        for tensor, node in self.tensors:
-            offset = int(tensor.storage_offset()) - self.start // tensor.element_size()
-            node["offset"] = offset
-            if tensor.numel():
-                _View(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset).mark(covered)
-        self.covered = covered.bool()
-        packed = torch.full((self.num_bytes,), _CANARY, dtype=torch.uint8)
-        here = self._bytes()
-        packed[: here.numel()] = torch.where(self.covered[: here.numel()], here, packed[: here.numel()])
-        return bytearray(packed.numpy().tobytes())
-
-    def unpack(self, buffer: Buffer) -> None:
-        """Writes changed bytes back where they came from.
-
-        Raises:
-            ProtocolFault: if the buffer has another size.
-            OutOfViewWrite: if bytes between the given tensors were changed; then nothing is written.
-        """
-        assert self.covered is not None
-        if len(buffer) != self.num_bytes:
-            raise ProtocolFault(f"a storage of {self.num_bytes} bytes came back with {len(buffer)}")
-        new = _flat(buffer)
-        stray = int(((new != _CANARY) & ~self.covered).sum())
-        if stray:
-            raise OutOfViewWrite(stray)
-        here = self._bytes()
-        here.copy_(torch.where(self.covered[: here.numel()], new[: here.numel()], here))
-
-    def _bytes(self) -> Tensor:
-        flat = torch.empty(0, dtype=torch.uint8).set_(self.storage)
-        return flat[self.start : self.start + self.num_bytes]
-
-    @staticmethod
-    def _span(tensor: Tensor) -> tuple[int, int]:
-        view = _View(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-        size = tensor.element_size()
-        return view.offset * size, view.end * size
-
-
-def _flat(buffer: Buffer) -> Tensor:
-    return torch.frombuffer(bytearray(buffer), dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
 
 
 class Encoder:
@@ -155,8 +61,8 @@ class Encoder:
     ) -> None:
         self._export_callable = export_callable
         self._export_object = export_object
-        self._storages: dict[int, _Storage] = {}
-        self._order: list[_Storage] = []
+        self._storages: dict[int, Storage] = {}
+        self._order: list[Storage] = []
         self._bytes: list[Buffer] = []
 
     def encode(self, value: object) -> Any:
@@ -241,7 +147,7 @@ class Encoder:
             }
             key = storage.data_ptr() or -len(self._order) - 1
             if key not in self._storages:
-                self._storages[key] = _Storage(storage)
+                self._storages[key] = Storage(storage)
                 self._order.append(self._storages[key])
             node["storage"] = self._order.index(self._storages[key])
             self._storages[key].tensors.append((tensor, node))
@@ -284,9 +190,9 @@ class Decoder:
         count = message.header.get("num_storages", 0)
         if type(count) is not int or not 0 <= count <= len(message.buffers):
             raise ProtocolFault("the number of storages is wrong")
-        if any(len(buffer) % _ALIGNMENT for buffer in message.buffers[:count]):
+        if any(len(buffer) % ALIGNMENT for buffer in message.buffers[:count]):
             raise ProtocolFault("a storage has an odd size")
-        self.storages = [_flat(buffer) for buffer in message.buffers[:count]]
+        self.storages = [flat_bytes(buffer) for buffer in message.buffers[:count]]
         self._bytes = message.buffers[count:]
 
     def decode(self, node: Any) -> Any:
@@ -364,7 +270,7 @@ class Decoder:
         shape, stride = _sizes(node["shape"]), _sizes(node["stride"])
         if len(shape) != len(stride) or len(shape) > MAX_RANK:
             raise ProtocolFault("a tensor's shape and strides do not agree")
-        view = _View(DTYPES[node["dtype"]], shape, stride, _index(node["offset"]))
+        view = View(DTYPES[node["dtype"]], shape, stride, _index(node["offset"]))
         flat = self.storages[_index(node["storage"])]
         if view.end * view.dtype.itemsize > flat.numel():
             raise ProtocolFault("a tensor reaches beyond its buffer")
