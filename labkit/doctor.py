@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from labkit.paths import cache_dir, repo_root
+from labkit.paths import repo_root
 
 GIB = 2**30
 MINIMUM_PYTHON = (3, 11)
@@ -143,13 +143,15 @@ def libseccomp_finding() -> Finding:
 
 
 def model_finding() -> Finding:
-    """Check for the converted model in the cache."""
-    folder = cache_dir()
-    found = sorted(folder.rglob("*.safetensors")) if folder.is_dir() else []
-    if not found:
-        return Finding("model cache", State.LIMITED, f"no model in {folder}", "run: make setup")
-    size = sum(path.stat().st_size for path in found)
-    return Finding("model cache", State.OK, f"{len(found)} converted, {size / GIB:.2f} GiB in {folder}")
+    """Check for the converted bundled model in the cache."""
+    try:
+        from labkit.checkpoints import CheckpointError, bundled_folder
+    except ImportError as error:
+        return Finding("model cache", State.NOT_VERIFIED, f"what reads it does not import: {error}", "run: make setup")
+    try:
+        return Finding("model cache", State.OK, str(bundled_folder()))
+    except CheckpointError as error:
+        return Finding("model cache", State.LIMITED, str(error), "run: make setup")
 
 
 def disk_finding() -> Finding:
