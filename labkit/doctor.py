@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes.util
 import importlib
 import importlib.metadata
-import importlib.util
-import os
 import platform
 import shutil
 import subprocess
@@ -17,8 +15,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from labkit.paths import repo_root
+
+if TYPE_CHECKING:
+    from labkit.machine import Machine
 
 GIB = 2**30
 MINIMUM_PYTHON = (3, 11)
@@ -81,20 +83,26 @@ def package_finding(name: str, on: str = "") -> Finding:
 
 def gpu_finding() -> Finding:
     """Check for a GPU that torch can use; the labs run without one."""
-    if importlib.util.find_spec("torch") is None:
+    machine = machine_facts()
+    if machine is None:
         return Finding("GPU", State.NOT_VERIFIED, "torch is missing")
-    import torch
+    if machine.gpu is not None:
+        gpu = machine.gpu
+        capability = f"compute capability {gpu.compute_capability}"
+        return Finding("GPU", State.OK, f"{gpu.name}, {gpu.memory_bytes / GIB:.1f} GiB, {capability}")
+    if shutil.which("nvidia-smi"):
+        advice = "if torch above is a CPU build, run: make clean-all setup; else the driver may be too old for it"
+        return Finding("GPU", State.LIMITED, "torch cannot use the one that this machine seems to have", advice)
+    return Finding("GPU", State.NOT_VERIFIED, "none found", "none is needed: the labs run on the CPU")
 
-    no_gpu_needed = "none is needed: the labs run on the CPU"
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        capability = f"sm_{properties.major}{properties.minor}"
-        return Finding("GPU", State.OK, f"{properties.name}, {properties.total_memory / GIB:.1f} GiB, {capability}")
-    if torch.version.cuda is None:
-        if shutil.which("nvidia-smi"):
-            return Finding("GPU", State.LIMITED, "unused: this torch is a CPU build", "run: make clean-all setup")
-        return Finding("GPU", State.NOT_VERIFIED, "this torch is a CPU build", no_gpu_needed)
-    return Finding("GPU", State.NOT_VERIFIED, "none that torch can use", no_gpu_needed)
+
+def machine_facts() -> Machine | None:
+    """What labkit knows of this machine, or None before what it asks is installed."""
+    try:
+        from labkit.machine import facts
+    except ImportError:
+        return None
+    return facts()
 
 
 def sandbox_finding() -> Finding:
@@ -164,13 +172,12 @@ def disk_finding() -> Finding:
 
 
 def memory_finding() -> Finding:
-    """Check the memory of the machine."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return Finding("memory", State.NOT_VERIFIED, "this system does not say how much there is")
-    detail = f"{total / GIB:.1f} GiB, {os.cpu_count()} cores"
-    if total < NEEDED_MEMORY_BYTES:
+    """Check processor and memory."""
+    machine = machine_facts()
+    if machine is None:
+        return Finding("memory", State.NOT_VERIFIED, "what asks for it is missing")
+    detail = f"{machine.memory_bytes / GIB:.1f} GiB beside {machine.logical_cores} cores of {machine.cpu}"
+    if machine.memory_bytes < NEEDED_MEMORY_BYTES:
         return Finding("memory", State.LIMITED, detail, "close other programs before the demo and the full suite")
     return Finding("memory", State.OK, detail)
 
