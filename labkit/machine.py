@@ -21,7 +21,6 @@ from labkit.paths import cache_dir
 
 # Far beyond any last-level cache, so that every pass comes from memory.
 _BUFFER_BYTES = 256 * 2**20
-_ROW_ELEMENTS = 4096
 _REPEATS = 9
 
 
@@ -86,8 +85,8 @@ def facts() -> Machine:
 def read_bandwidth(device: str = "cpu", *, again: bool = False) -> float:
     """Return how fast this machine reads memory, measured once per machine and kept in the cache folder.
 
-    A matrix far larger than the caches is multiplied by a vector, which reads every weight once and does next to no
-    arithmetic: the same work as a linear layer that decodes one token.
+    An array far larger than the caches is summed, which reads every number once and does next to no arithmetic. It is
+    the ceiling of decoding; matrix times vector may stay below it.
 
     Args:
         device: `"cpu"` or `"cuda"`.
@@ -112,13 +111,12 @@ def read_bandwidth(device: str = "cpu", *, again: bool = False) -> float:
 
 
 def _measure(device: str) -> float:
-    matrix = torch.ones(_BUFFER_BYTES // (4 * _ROW_ELEMENTS), _ROW_ELEMENTS, device=device)
-    vector = torch.ones(_ROW_ELEMENTS, device=device)
+    numbers = torch.ones(_BUFFER_BYTES // 4, dtype=torch.float32, device=device)
     seconds = []
     # The first pass maps pages and starts threads; it is not counted.
     for _ in range(_REPEATS + 1):
         start = time.perf_counter()
-        torch.mv(matrix, vector)
+        numbers.sum()
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)

@@ -37,7 +37,8 @@ def main() -> None:
     """Write both fixtures beside this script."""
     tokens = tokenize_with_llama_cpp(TEXTS + PROMPTS)
     write("smollm2_tokens.json", {"source": f"xllamacpp {xllamacpp.__version__}", "texts": [
-        {"text": text, "plain": plain, "special": special} for text, (plain, special) in zip(TEXTS, tokens, strict=False)]})
+        {"text": text, "plain": plain, "special": special}
+        for text, (plain, special) in zip(TEXTS, tokens[:len(TEXTS)], strict=True)]})
     path = bundled_gguf()
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     prompts = [special for _, special in tokens[len(TEXTS):]]
