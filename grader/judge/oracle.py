@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grader.judge.numerics import error_bound, largest_error
+from grader.judge.numerics import check_form, error_bound, largest_error
 from labkit.config import ModelConfig
 
 MOST_TIES = 0.001
+
+
+class ReadAhead:
+    """Logits of a causal model by context, with whole sequences run once for all their prefixes.
+
+    Args:
+        run: maps a sequence to logits `[tokens, vocab_size]`, recomputed from its first token.
+    """
+
+    def __init__(self, run: Callable[[list[int]], Tensor]) -> None:
+        self._run = run
+        self._sequence: list[int] = []
+        self._rows = torch.empty(0, 0)
+
+    def ahead(self, tokens: list[int]) -> None:
+        """Run a sequence whose prefixes will be asked for."""
+        self._sequence, self._rows = list(tokens), self._run(tokens)
+
+    def after(self, tokens: list[int]) -> Tensor:
+        """Logits `[vocab_size]` of the token that follows."""
+        if tokens != self._sequence[: len(tokens)]:
+            self.ahead(tokens)
+        return self._rows[len(tokens) - 1]
 
 
 class Oracle:
@@ -29,14 +52,18 @@ class Oracle:
 
         entries: dict[str, Any] = config.to_huggingface()
         settings = transformers.AutoConfig.for_model(entries.pop("model_type"), **entries)
-        model = transformers.AutoModelForCausalLM.from_config(
-            settings, attn_implementation="eager", dtype=torch.float64
-        )
-        missing = model.load_state_dict({name: t.double() for name, t in weights.items()}, strict=False)
-        absent = [name for name in missing.missing_keys if not (config.tie_embeddings and name == "lm_head.weight")]
-        if absent or missing.unexpected_keys:
-            raise ValueError(f"weights do not fit: missing {absent}, unknown {missing.unexpected_keys}")
+        with torch.device("meta"):  # the random weights of a new model would take seconds and be thrown away
+            model = transformers.AutoModelForCausalLM.from_config(
+                settings, attn_implementation="eager", dtype=torch.float64
+            )
+        doubles = {name: tensor.double() for name, tensor in weights.items()}
+        result = model.load_state_dict(doubles, strict=False, assign=True)
+        absent = [name for name in result.missing_keys if not (config.tie_embeddings and name == "lm_head.weight")]
+        if absent or result.unexpected_keys:
+            raise ValueError(f"weights do not fit: missing {absent}, unknown {result.unexpected_keys}")
         model.tie_weights()
+        # The frequencies of RoPE are no weights: they have to be computed again off the meta device.
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=settings)
         self._model = model.eval()
 
     def logits(self, tokens: list[int]) -> Tensor:
@@ -54,28 +81,33 @@ class GreedyJudge:
     the dtype explains: then it is a tie, which is counted, and the run goes on from the oracle's token.
 
     Args:
-        oracle: the independent model.
+        oracle: logits of the independent model.
         prompt: tokens before the first generated one.
-        plain: logits `[vocab_size]` of a plain run in the judged dtype, by number of tokens before; sets the error
-            that the dtype explains.
+        plain: logits of a plain uncached run in the judged dtype; sets the error that the dtype explains.
         dtype: of the judged run.
     """
 
-    oracle: Oracle
+    oracle: ReadAhead
     prompt: list[int]
-    plain: Any
+    plain: ReadAhead
     dtype: torch.dtype = torch.float32
     tokens: list[int] = field(default_factory=list)
     ties: int = 0
     worst_error: float = 0.0
 
-    def choose(self, logits: Tensor, step: int) -> int:
+    def read_ahead(self, tokens: list[int]) -> None:
+        """Run both models once over the tokens that will probably be generated, ids of the vocabulary all."""
+        for model in (self.oracle, self.plain):
+            model.ahead([*self.prompt, *tokens])
+
+    def choose(self, logits: object, step: int) -> int:
         """The oracle's token; raises AssertionError where the given logits don't lead to it."""
         context = self.prompt + self.tokens
-        reference = self.oracle.logits(context)[-1]
-        bound = error_bound(reference, self.plain(context), float(reference.abs().max()), self.dtype)
-        error = largest_error(logits, reference) if logits.shape == reference.shape else float("inf")
-        right, given = int(reference.argmax()), int(logits.argmax())
+        reference = self.oracle.after(context)
+        given_logits = check_form(f"the logits at step {step}", logits, tuple(reference.shape), self.dtype)
+        bound = error_bound(reference, self.plain.after(context), float(reference.abs().max()), self.dtype)
+        error = largest_error(given_logits, reference)
+        right, given = int(reference.argmax()), int(given_logits.argmax())
         if not error <= bound:
             raise AssertionError(
                 f"after {len(self.tokens)} generated tokens the logits are off by {error:.3g} "

@@ -32,6 +32,12 @@ class RecordingStore:
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store, write down, return everything of the layer."""
+        if not 0 <= layer < len(self.keys):
+            raise AssertionError(f"the cache was asked for layer {layer}; the model has {len(self.keys)} layers")
+        for name, new, old in (("k", k, self.keys[layer]), ("v", v, self.values[layer])):
+            wanted = [] if old is None else [*old.shape[:2], k.shape[2], old.shape[3]]
+            if new.dim() != 4 or (wanted and list(new.shape) != wanted):
+                raise AssertionError(f"the cache was given {name} of shape {list(new.shape)} for layer {layer}")
         self.appends.append((layer, k.shape[2], v.shape[2]))
         old_k, old_v = self.keys[layer], self.values[layer]
         keys = k.clone() if old_k is None else torch.cat((old_k, k), dim=2)
@@ -82,6 +88,8 @@ class RecordingModel:
 
     def append(self, tokens: list[int]) -> Tensor:
         """Remember the tokens, write the call down, return a row of logits for each."""
+        if not tokens or not all(0 <= token < self._vocab_size for token in tokens):
+            raise AssertionError(f"the model was run on {tokens}; it takes at least one id below {self._vocab_size}")
         self.calls.append(list(tokens))
         rows = []
         for token in tokens:

@@ -35,13 +35,13 @@ def apply_temperature(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
     _check_rows("logits", logits)
     _check_settings("temperatures", temperatures, logits.shape[0])
     # BEGIN SOLUTION
-    for row, values in enumerate(logits):
-        if bool(values.isnan().any()):
-            _refuse_row("logits", row, "holds NaN")
-        if bool((values == math.inf).any()):
-            _refuse_row("logits", row, "holds +inf")
-        if bool((values == -math.inf).all()):
-            _refuse_row("logits", row, "allows no token: every logit is -inf")
+    for broken, why in (
+        (logits.isnan().any(dim=-1), "holds NaN"),
+        ((logits == math.inf).any(dim=-1), "holds +inf"),
+        ((logits == -math.inf).all(dim=-1), "allows no token: every logit is -inf"),
+    ):
+        if bool(broken.any()):
+            _refuse_row("logits", int(broken.int().argmax()), why)
 
     temperature = _column(temperatures, logits)
     # The largest becomes 0 before the division, so that a division by 1e-5 can only run towards -inf.
@@ -280,10 +280,11 @@ def _check_distributions(probs: Tensor) -> Tensor:
     """The distributions in float64; refuses rows that are none."""
     _check_rows("probs", probs)
     probs = probs.double()
-    for row, values in enumerate(probs):
-        total = float(values.sum())
-        if not (bool((values >= 0).all()) and abs(total - 1.0) < 1e-3):
-            _refuse_row("probs", row, f"must be non-negative and sum to 1, got a sum of {total}")
+    totals = probs.sum(dim=-1)
+    broken = ~((probs >= 0).all(dim=-1) & ((totals - 1.0).abs() < 1e-3))
+    if bool(broken.any()):
+        row = int(broken.int().argmax())
+        _refuse_row("probs", row, f"must be non-negative and sum to 1, got a sum of {float(totals[row])}")
     return probs
 
 
