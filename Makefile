@@ -24,7 +24,7 @@ IMPORT_LINTER := .venv/bin/lint-imports
 
 export EVIDENCE
 
-.PHONY: help setup demo test evidence grade test-strength stubs hint lint doctor clean clean-all FORCE
+.PHONY: help setup demo test evidence grade test-strength stubs hint lint bench doctor clean clean-all FORCE
 
 help: ## List these commands
 	@echo "The inference workbook. Commands, with what may be set after them:"
@@ -80,6 +80,9 @@ lint: $(STAMP) ## Style, types, the direction of imports, and the pair of torch 
 	$(PY) -m mypy
 	$(IMPORT_LINTER)
 	$(PY) tools/check_pins.py
+
+bench: setup ## The reference beside transformers on the same weights: ratios with their spread
+	@$(PY) -m benchmarks.decode_beside_transformers
 
 # Needs no environment, since it is what to ask when setting up fails.
 doctor: ## What this machine has, what it lacks, and what to do about each
