@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -99,6 +100,7 @@ class Tokenizer:
 
     def token_bytes(self, index: int, *, special: bool = False) -> bytes:
         """Return the bytes that one token stands for; arguments and errors as in `decode`."""
+        index = operator.index(index)
         if index not in self._bytes:
             raise ValueError(f"token id {index} is not in the vocabulary of {self.vocab_size} tokens")
         return b"" if index in self._control and not special else self._bytes[index]
@@ -136,7 +138,8 @@ class Tokenizer:
         try:
             template = environment.from_string(self.chat_template)
             return template.render(messages=messages, add_generation_prompt=add_generation_prompt, **self._names)
-        except TemplateError as error:
+        # A template adds strings to whatever the message holds, so a wrong type fails inside it.
+        except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template of the model refused the messages: {error}") from error
 
 

@@ -28,10 +28,18 @@ def download(name: str) -> Path:
     """
     # Imported here: it is slow to import and not needed for the bundled model.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))
+    except HFValidationError as error:
+        raise CheckpointError(f"{name!r} is not a valid hub id ({error}); check the spelling, "
+                              f"or use 'smollm2'") from error
     except GatedRepoError as error:
         raise CheckpointError(f"{name} is gated; accept its licence on the hub and log in with `hf auth login`, "
                               f"or use 'smollm2'") from error

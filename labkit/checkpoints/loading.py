@@ -58,7 +58,7 @@ def _find(name: str) -> Path:
     if name == bundled.NAME:
         return bundled.bundled_folder()
     path = Path(name).expanduser()
-    if path.suffix == ".gguf" or path.is_dir():
+    if name and (path.suffix == ".gguf" or path.is_dir()):
         return path
     if hub.is_hub_id(name) and not path.exists():
         return hub.download(name)
