@@ -160,22 +160,25 @@ class ModelConfig:
         hidden_size = _required(entries, "hidden_size", "config.json")
         num_heads = _required(entries, "num_attention_heads", "config.json")
         rope = entries.get("rope_parameters") or {}
-        return cls(
-            architecture=architecture,
-            vocab_size=_required(entries, "vocab_size", "config.json"),
-            hidden_size=hidden_size,
-            intermediate_size=_required(entries, "intermediate_size", "config.json"),
-            num_layers=_required(entries, "num_hidden_layers", "config.json"),
-            num_heads=num_heads,
-            num_kv_heads=entries.get("num_key_value_heads") or num_heads,
-            head_dim=entries.get("head_dim") or hidden_size // num_heads,
-            max_context=_required(entries, "max_position_embeddings", "config.json"),
-            rope_theta=float(rope.get("rope_theta") or entries.get("rope_theta") or 10_000.0),
-            norm_eps=float(_required(entries, "rms_norm_eps", "config.json")),
-            tie_embeddings=bool(entries.get("tie_word_embeddings", False)),
-            attention_bias=architecture == "qwen2" or bool(entries.get("attention_bias", False)),
-            rope_scaling=_rope_scaling(rope or entries.get("rope_scaling") or {}),
-        )
+        try:
+            return cls(
+                architecture=architecture,
+                vocab_size=_required(entries, "vocab_size", "config.json"),
+                hidden_size=hidden_size,
+                intermediate_size=_required(entries, "intermediate_size", "config.json"),
+                num_layers=_required(entries, "num_hidden_layers", "config.json"),
+                num_heads=num_heads,
+                num_kv_heads=entries.get("num_key_value_heads") or num_heads,
+                head_dim=entries.get("head_dim") or hidden_size // num_heads,
+                max_context=_required(entries, "max_position_embeddings", "config.json"),
+                rope_theta=float(rope.get("rope_theta") or entries.get("rope_theta") or 10_000.0),
+                norm_eps=float(_required(entries, "rms_norm_eps", "config.json")),
+                tie_embeddings=bool(entries.get("tie_word_embeddings", False)),
+                attention_bias=architecture == "qwen2" or bool(entries.get("attention_bias", False)),
+                rope_scaling=_rope_scaling(rope or entries.get("rope_scaling") or {}),
+            )
+        except (TypeError, AttributeError, ZeroDivisionError) as error:
+            raise ValueError(f"config.json holds an entry of the wrong kind: {error}") from error
 
     @classmethod
     def from_gguf(cls, source: GGUFReader | str | Path) -> ModelConfig:

@@ -41,6 +41,8 @@ class Decoder:
         weights: tensors under their Hugging Face names, exactly those of `weight_shapes(config)`.
         dtype: weights and activations have this type; norms, RoPE and its angles use at least float32.
 
+    The model runs where its weights lie.
+
     Raises:
         ValueError: a weight that is missing, unknown or of the wrong shape, or a dtype that is no float.
     """
@@ -124,6 +126,8 @@ class Decoder:
             if not isinstance(given, Tensor) or given.dtype != torch.int64:
                 kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
                 raise ValueError(f"{name} must be an int64 tensor, got {kind}")
+            if given.device != self.device:
+                raise ValueError(f"{name} are on {given.device}, the model is on {self.device}; move one of them")
         if tokens.ndim != 2 or tokens.numel() == 0:
             raise ValueError(f"tokens must have the shape [batch, tokens] and not be empty, "
                              f"got {tuple(tokens.shape)}")

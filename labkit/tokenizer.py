@@ -34,8 +34,9 @@ class Tokenizer:
         self._backend = backend
         # Whether control tokens are recognised is a switch of the shared backend, so each call holds it.
         self._lock = Lock()
-        self._bytes = _token_bytes(backend)
+        # SentencePiece puts a space in front of every text, which decoding takes away again.
         self.drops_first_space = _is_sentencepiece(backend)
+        self._bytes = _token_bytes(backend, sentencepiece=self.drops_first_space)
         self._control = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
         names = {name: _token_text(settings.get(f"{name}_token")) for name in ("bos", "eos")}
         self._names = {f"{name}_token": text or "" for name, text in names.items()}
@@ -183,16 +184,16 @@ def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, settings: Mappi
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def _token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes]:
+def _token_bytes(backend: tokenizers.Tokenizer, *, sentencepiece: bool) -> dict[int, bytes]:
     """Return the bytes of every token, by its id.
 
     Two spellings of bytes exist: GPT-2's, with one printable character per byte, and SentencePiece's, with text that
     marks spaces by U+2581 and unknown bytes by `<0x0A>`.
     """
-    byte_of = None if _is_sentencepiece(backend) else _bytes_of_characters()
+    byte_of = {} if sentencepiece else _bytes_of_characters()
     table = {}
     for token, index in backend.get_vocab(with_added_tokens=False).items():
-        if byte_of is None:
+        if sentencepiece:
             table[index] = _sentencepiece_bytes(token)
         elif all(character in byte_of for character in token):
             table[index] = bytes(byte_of[character] for character in token)

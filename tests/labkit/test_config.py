@@ -90,6 +90,10 @@ def test_defaults_of_older_configs_are_filled_in() -> None:
     ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "no entry 'low_freq_factor'"),
     ({"hidden_size": None}, "no entry 'hidden_size'"),
     ({"num_hidden_layers": None}, "no entry 'num_hidden_layers'"),
+    ({"num_attention_heads": 0, "head_dim": None}, "entry of the wrong kind"),
+    ({"hidden_size": "24", "head_dim": None}, "entry of the wrong kind"),
+    ({"rope_scaling": "linear"}, "entry of the wrong kind"),
+    ({"rms_norm_eps": "small"}, "could not convert"),
 ])
 def test_a_feature_we_do_not_compute_is_refused_not_ignored(change: dict[str, Any], message: str) -> None:
     entries = ModelConfig.tiny().to_huggingface()

@@ -149,6 +149,7 @@ def test_random_weights_depend_on_the_seed_alone_and_make_every_part_matter() ->
     (torch.tensor([[1.0, 2.0]]), torch.arange(2), "tokens must be an int64 tensor, got torch.float32"),
     (torch.tensor([[1, 2]]), torch.arange(2, dtype=torch.int32), "positions must be an int64 tensor, got torch.int32"),
     ([[1, 2]], torch.arange(2), "tokens must be an int64 tensor, got list"),
+    (torch.tensor([[1, 2]]), torch.arange(2, device="meta"), "positions are on meta, the model is on cpu"),
 ])
 def test_bad_input_is_refused_before_any_layer_runs(tokens: Any, positions: Any, message: str) -> None:
     config = ModelConfig.tiny()
