@@ -1,9 +1,14 @@
-"""The independent oracle: transformers in float64, and the rule for ties in greedy runs."""
+"""The independent oracle: transformers in float64, and the rule for ties in greedy runs.
+
+Two things in transformers go through float32 in a float64 model: the softmax of its eager attention, hence SDPA here
+(on whole sequences, where its causal mask is the right one), and RMSNorm, which is replaced.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +59,7 @@ class Oracle:
         settings = transformers.AutoConfig.for_model(entries.pop("model_type"), **entries)
         with torch.device("meta"):  # the random weights of a new model would take seconds and be thrown away
             model = transformers.AutoModelForCausalLM.from_config(
-                settings, attn_implementation="eager", dtype=torch.float64
+                settings, attn_implementation="sdpa", dtype=torch.float64
             )
         doubles = {name: tensor.double() for name, tensor in weights.items()}
         result = model.load_state_dict(doubles, strict=False, assign=True)
@@ -64,12 +69,20 @@ class Oracle:
         model.tie_weights()
         # The frequencies of RoPE are no weights: they have to be computed again off the meta device.
         model.model.rotary_emb = type(model.model.rotary_emb)(config=settings)
+        for module in model.modules():
+            if type(module).__name__.endswith("RMSNorm"):
+                module.forward = partial(_rms_norm, module.weight, config.norm_eps)
         self._model = model.eval()
 
     def logits(self, tokens: list[int]) -> Tensor:
         """float64 `[len(tokens), vocab_size]` of a whole sequence, recomputed from its first token."""
         with torch.no_grad():
             return self._model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def _rms_norm(weight: Tensor, eps: float, x: Tensor) -> Tensor:
+    """RMSNorm in the dtype of its input: transformers' own goes through float32 whatever the model's dtype is."""
+    return weight * x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
 @dataclass
