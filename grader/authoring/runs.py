@@ -1,0 +1,264 @@
+"""Runs a lab's suite on many implementations, each in a fork of this process.
+
+Importing torch, pytest and transformers takes longer than most suites. A fork inherits them, so an implementation costs
+about a second. The process that forks has imported, but never computed with torch: its threads would not survive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+from labkit.manifest import ROOT, Manifest
+
+NEVER_RAN = "(no test ran)"
+
+_POLL_SECONDS = 0.02
+_HEAVY = ("numpy", "torch", "grader.judge", "labkit.specs", "labkit.checkpoints")
+_OF_THE_ORACLE = ("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A suite to run on an implementation.
+
+    Args:
+        name: what to call it.
+        folder: holds the implementation's modules.
+        task: number of the task whose tests run; None runs all.
+        stop_at_failure: whether the first failure ends the run.
+        seconds: wall time after which the run is ended.
+    """
+
+    name: str
+    folder: Path
+    task: int | None = None
+    stop_at_failure: bool = False
+    seconds: float = 120.0
+
+
+@dataclass
+class Case:
+    """One test function: how its cases ended."""
+
+    task: int | None
+    passed: int = 0
+    skipped: int = 0
+    failures: list[str] = field(default_factory=list)
+    not_attempted: list[str] = field(default_factory=list)
+    """Those of the failures that came from an untouched stub."""
+
+
+@dataclass
+class SuiteRun:
+    """What came of a job.
+
+    `timed_out` names the test that was running when time was up; `error` is what pytest said when it could not run.
+    """
+
+    job: Job
+    cases: dict[str, Case]
+    seconds: float
+    timed_out: str | None = None
+    error: str | None = None
+
+    @property
+    def passed(self) -> list[str]:
+        """Test functions all of whose cases passed."""
+        return [name for name, case in self.cases.items() if case.passed and not case.failures and not case.skipped]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Test functions with a failed case, and the first failure's text."""
+        return {name: case.failures[0] for name, case in self.cases.items() if case.failures}
+
+
+def run_all(manifest: Manifest, jobs: Iterable[Job], *, parallel: int = 2) -> Iterator[SuiteRun]:
+    """Runs jobs, a few at a time, and yields each when it has ended.
+
+    Args:
+        manifest: the lab whose suite runs.
+        jobs: what to run it on.
+        parallel: how many run at once.
+
+    Raises:
+        ValueError: `parallel` is less than 1.
+    """
+    if parallel < 1:
+        raise ValueError(f"parallel must be at least 1, got {parallel}")
+    _preload(manifest)
+    waiting = iter(jobs)
+    running: list[_Running] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="suite-runs-") as scratch:
+            exhausted = False
+            while running or not exhausted:
+                while not exhausted and len(running) < parallel:
+                    if (job := next(waiting, None)) is None:
+                        exhausted = True
+                    else:
+                        running.append(_Running(manifest, job, Path(scratch)))
+                for run in [run for run in running if run.over()]:
+                    running.remove(run)
+                    yield run.result()
+                time.sleep(_POLL_SECONDS)
+    finally:
+        for run in running:
+            run.end()
+
+
+class _Running:
+    """A job under way in a child process."""
+
+    def __init__(self, manifest: Manifest, job: Job, scratch: Path) -> None:
+        self._job = job
+        self._events = Path(tempfile.mkstemp(dir=scratch, suffix=".jsonl")[1])
+        self._log = self._events.with_suffix(".log")
+        self._started = time.monotonic()
+        self._timed_out = False
+        context = multiprocessing.get_context("fork")
+        self._process: BaseProcess = context.Process(target=_child, args=(manifest, job, self._events, self._log))
+        self._process.start()
+
+    def over(self) -> bool:
+        """Whether it has ended; ends it if its time is up."""
+        if self._process.exitcode is None and time.monotonic() - self._started > self._job.seconds:
+            self._timed_out = True
+            self.end()
+        return self._process.exitcode is not None
+
+    def end(self) -> None:
+        """Kills the child and everything it started."""
+        pid = self._process.pid
+        if pid is not None and self._process.exitcode is None:
+            with contextlib.suppress(ProcessLookupError):
+                # Its own process group once it has got that far; never this process's group.
+                group = os.getpgid(pid)
+                if group == pid:
+                    os.killpg(group, signal.SIGKILL)
+                else:
+                    os.kill(pid, signal.SIGKILL)
+            self._process.join()
+
+    def result(self) -> SuiteRun:
+        """What the child wrote down."""
+        self._process.join()
+        cases: dict[str, Case] = {}
+        current, code = NEVER_RAN, None
+        for line in self._events.read_text(encoding="utf-8").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:  # the line being written when time was up
+                break
+            if event["kind"] == "start":
+                current = event["name"]
+            elif event["kind"] == "end":
+                code = event["code"]
+            else:
+                case = cases.setdefault(event["name"], Case(event["task"]))
+                _count(case, event)
+        run = SuiteRun(self._job, cases, time.monotonic() - self._started)
+        if self._timed_out:
+            run.timed_out = current
+        elif code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            tail = self._log.read_text(encoding="utf-8", errors="replace").strip()[-2000:]
+            run.error = f"the run ended with pytest's code {code}, process code {self._process.exitcode}:\n{tail}"
+        return run
+
+
+def _count(case: Case, event: dict[str, Any]) -> None:
+    if event["outcome"] == "passed":
+        case.passed += 1
+    elif event["outcome"] == "skipped":
+        case.skipped += 1
+    else:
+        case.failures.append(event["text"])
+        if event["not_attempted"]:
+            case.not_attempted.append(event["text"])
+
+
+def _preload(manifest: Manifest) -> None:
+    """Imports what the suite will want, but computes nothing."""
+    texts = [path.read_text(encoding="utf-8") for path in manifest.tests_folder.glob("*.py")]
+    wants_oracle = any("grader.judge.oracle" in text or "import transformers" in text for text in texts)
+    for name in (*_HEAVY, *(_OF_THE_ORACLE if wants_oracle else ())):
+        importlib.import_module(name)
+
+
+def _child(manifest: Manifest, job: Job, events: Path, log: Path) -> None:
+    """Runs pytest in the forked process; never returns to the code that forked."""
+    os.setpgid(0, 0)
+    import torch
+
+    torch.set_num_threads(1)
+    with log.open("w", encoding="utf-8") as output, events.open("w", encoding="utf-8") as lines:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        sys.stdout = sys.stderr = output
+        arguments = [
+            str(manifest.tests_folder), "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT),
+            "-p", "no:cacheprovider", "--impl", str(job.folder), "--trust", "--tb=short",
+        ]  # fmt: skip
+        arguments += ["--task", str(job.task)] if job.task is not None else []
+        arguments += ["-x"] if job.stop_at_failure else []
+        for name in ("IMPL", "TASK"):
+            os.environ.pop(name, None)
+        try:
+            code = int(pytest.main(arguments, plugins=[_Recorder(lines)]))
+            _write(lines, kind="end", code=code)
+        finally:
+            output.flush()
+            # What the parent had open is the parent's to clean up.
+            os._exit(0)
+
+
+class _Recorder:
+    """A pytest plugin that writes down how each test ended, one line of JSON each."""
+
+    def __init__(self, lines: TextIO) -> None:
+        self._lines = lines
+        self._tasks: dict[str, int | None] = {}
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Before a test."""
+        marker = item.get_closest_marker("task")
+        self._tasks[item.nodeid] = marker.args[0] if marker else None
+        _write(self._lines, kind="start", name=_function(item.nodeid))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """After each phase of a test."""
+        if report.when != "call" and report.passed:
+            return
+        _write(
+            self._lines,
+            kind="report",
+            name=_function(report.nodeid),
+            task=self._tasks.get(report.nodeid),
+            outcome=report.outcome,
+            text=str(report.longrepr or ""),
+            not_attempted=bool(getattr(report, "not_attempted", None)),
+        )
+
+
+def _function(nodeid: str) -> str:
+    """The test function in a node id."""
+    return nodeid.rpartition("::")[2].partition("[")[0]
+
+
+def _write(lines: TextIO, **event: Any) -> None:
+    lines.write(json.dumps(event) + "\n")
+    lines.flush()
