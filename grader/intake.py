@@ -288,7 +288,8 @@ class _Unpacked(BufferedIOBase):
                 out = inflate.decompress(chunk, 1 << 20)
                 self.total += len(out)
                 _refuse_bomb(0, self.total, self._packed)
-                yield out or b""
+                if out:
+                    yield out
                 chunk = inflate.unconsumed_tail
         if not inflate.eof:
             raise Refused("the archive ends too early; pack it again")
