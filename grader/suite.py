@@ -105,7 +105,7 @@ def suite_hash(manifest: Manifest) -> str:
     return digest.hexdigest()
 
 
-def run_suite(run: SuiteRun, report: Callable[[CaseResult], None]) -> list[str]:
+def run_suite(run: SuiteRun, report: Callable[[CaseResult], None]) -> dict[str, Any]:
     """Runs every test of the lab on a submission, in this process, which should be a fork made for it.
 
     Args:
@@ -113,7 +113,7 @@ def run_suite(run: SuiteRun, report: Callable[[CaseResult], None]) -> list[str]:
         report: called with each case's result as soon as it is known.
 
     Returns:
-        What happened to the worker, for the journal.
+        For the journal: processor time used, and what happened to the worker.
 
     Raises:
         RuntimeError: if pytest could not run the suite.
@@ -136,7 +136,7 @@ def run_suite(run: SuiteRun, report: Callable[[CaseResult], None]) -> list[str]:
         )  # fmt: skip
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             raise RuntimeError(f"pytest could not run the suite and ended with code {int(code)}")
-        return [event.message for event in worker.events]
+        return {"cpu_seconds": round(worker.cpu_seconds, 2), "events": [event.message for event in worker.events]}
 
 
 def decide_tasks(run: SuiteRun, worker: SubmissionWorker) -> dict[int, Decision]:

@@ -1,0 +1,1 @@
+"""What a grading run leaves behind: JSON, CSV and a table, all from the same results."""
