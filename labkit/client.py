@@ -90,6 +90,10 @@ class LabClient:
         """
         return self._request({"op": "vjp", "name": name}, (list(inputs), grad_output), kwargs)
 
+    def import_module(self, name: str) -> None:
+        """Imports a module of the lab, for what that raises."""
+        self._request({"op": "import", "name": name})
+
     def close(self) -> None:
         """Ends the service behind the transport."""
         self._transport.close()

@@ -86,6 +86,9 @@ class Service:
     def _do_call(self, header: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         return self._function(header["name"])(*args, **kwargs)
 
+    def _do_import(self, header: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+        self._package.module(header["name"])
+
     def _do_vjp(self, header: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         inputs, grad_output = args
         inputs = [tensor.requires_grad_() for tensor in inputs]

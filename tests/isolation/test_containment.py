@@ -1,0 +1,214 @@
+"""What hostile code tries from inside the sandbox, and what becomes of it. One attack a case."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+import torch
+
+from grader.isolation.proxy import Outcome, SubmissionWorker, WorkerFailed
+from labkit.errors import ProtocolFault, StudentError
+
+Start = Callable[[str], SubmissionWorker]
+
+ENDINGS = {
+    "exit in a call": ("import os\ndef f(): os._exit(0)", Outcome.EXITED),
+    "exit on import": ("import os\nos._exit(0)", Outcome.EXITED),
+    "endless loop": ("def f():\n while True: pass", Outcome.CPU_TIMEOUT),
+    "endless loop that catches everything": (
+        "import signal\nsignal.signal(signal.SIGXCPU, lambda *a: None)\n"
+        "def f():\n while True:\n  try:\n   while True: pass\n  except BaseException: pass",
+        Outcome.CPU_TIMEOUT,
+    ),
+    "endless loop in C": ("import re\ndef f(): re.match('(a+)+$', 'a' * 60 + 'b')", Outcome.CPU_TIMEOUT),
+    "sleep": ("import time\ndef f(): time.sleep(1000)", Outcome.WALL_TIMEOUT),
+    "memory": ("def f():\n x = []\n while True: x.append(bytearray(1 << 24))", Outcome.MEMORY),
+    "memory in one tensor": ("import torch\ndef f(): return torch.ones(1 << 40)", Outcome.MEMORY),
+    "killing itself": ("import os\ndef f(): os.kill(os.getpid(), 9)", Outcome.KILLED),
+    "crash": ("import ctypes\ndef f(): ctypes.string_at(0)", Outcome.KILLED),
+    "closing every descriptor": ("import os\ndef f(): os.closerange(0, 100)", Outcome.EXITED),
+    "noise on every descriptor": (
+        "import os\ndef f():\n for fd in range(64):\n  try: os.write(fd, b'x' * 4096)\n  except OSError: pass",
+        Outcome.PROTOCOL_FAULT,
+    ),
+    "flood of output": (
+        "def f():\n while True: print('x' * 65536, flush=True)",
+        Outcome.OUTPUT,
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", ENDINGS)
+def test_a_test_that_does_not_answer_ends_with_its_reason(start: Start, attack: str) -> None:
+    source, outcome = ENDINGS[attack]
+    worker = start(source)
+    begun = time.monotonic()
+    with worker.test() as lab:
+        with pytest.raises(WorkerFailed) as caught:
+            lab.f()
+        assert caught.value.outcome is outcome, caught.value
+        with pytest.raises(WorkerFailed):
+            lab.f()
+    assert time.monotonic() - begun < 20
+
+
+def test_the_next_test_starts_afresh(start: Start) -> None:
+    worker = start("import os\nCOUNT = []\ndef f(): os._exit(0)\ndef g(): COUNT.append(1); return len(COUNT)")
+    for _ in range(2):
+        with worker.test() as lab, pytest.raises(WorkerFailed):
+            lab.f()
+        with worker.test() as lab:
+            assert lab.g() == 1
+
+
+REFUSED = {
+    "fork": "import os\ndef f(): os.fork()",
+    "subprocess": "import subprocess\ndef f(): subprocess.run(['/bin/true'])",
+    "exec": "import os\ndef f(): os.execv('/bin/true', ['true'])",
+    "TCP": "import socket\ndef f(): socket.create_connection(('127.0.0.1', 22), 1)",
+    "UDP": "import socket\ndef f(): socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+    "Unix socket": "import socket\ndef f(): socket.socket(socket.AF_UNIX)",
+    "kill the worker": "import os\ndef f(): os.kill(os.getppid(), 9)",
+    "kill all": "import os\ndef f(): os.kill(-1, 9)",
+    "worker's memory": "import os\ndef f(): open(f'/proc/{os.getppid()}/mem', 'r+b').read(1)",
+    "write the submission": "def f(): open('/submission/code.py', 'a')",
+    "write labkit": "import labkit.codec as c\ndef f(): open(c.__file__, 'a')",
+    "write Python": "import torch\ndef f(): open(torch.__file__, 'a')",
+    "write the root": "def f(): open('/x', 'w')",
+    "fill the disk": "def f():\n with open('/tmp/x', 'wb') as o:\n  while True: o.write(bytes(1 << 20)); o.flush()",
+    "shared memory": "import mmap\ndef f(): mmap.mmap(-1, 1 << 33)",
+    "passwords": "def f(): open('/etc/passwd')",
+}
+
+
+@pytest.mark.parametrize("attack", REFUSED)
+def test_what_lab_code_has_no_use_for_is_refused(start: Start, attack: str) -> None:
+    with start(REFUSED[attack]).test() as lab, pytest.raises((StudentError, WorkerFailed)) as caught:
+        lab.f()
+    if isinstance(caught.value, StudentError):
+        assert caught.value.type_name in (
+            "PermissionError",
+            "OSError",
+            "FileNotFoundError",
+            "BlockingIOError",
+        ), caught.value
+    else:
+        assert caught.value.outcome is Outcome.MEMORY
+
+
+def test_nothing_of_the_workbook_but_labkit_can_be_seen(start: Start) -> None:
+    worker = start(
+        "import os\n"
+        "def f():\n"
+        " names = set()\n"
+        " for top in ('/', '/workbook', '/workbook/grader/isolation', '/submission', '/root', '/home', '/proc/self/fd'):\n"
+        "  try: names |= {os.path.join(top, n) for n in os.listdir(top)}\n"
+        "  except OSError: pass\n"
+        " return sorted(names), dict(os.environ), os.getuid()\n"
+        "def g(name): __import__(name)"
+    )
+    with worker.test() as lab:
+        seen, environment, uid = lab.f()
+        for name in ("solutions", "grader.judge", "grader.suite", "tests"):
+            with pytest.raises((StudentError, ValueError)):
+                lab.g(name)
+    assert uid == 65534
+    assert {path for path in seen if path.startswith("/workbook/")} <= {
+        "/workbook/labkit",
+        "/workbook/grader",
+        "/workbook/.cache",
+        *(f"/workbook/grader/isolation/{name}.py" for name in ("worker", "wire", "seccomp")),
+    }
+    assert "/submission/code.py" in seen and "/etc/passwd" not in seen
+    assert not set(environment) & (
+        set(os.environ)
+        - {"PATH", "HOME", "LANG", "OMP_NUM_THREADS", "PWD", "LC_CTYPE"}
+        - {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "WORKBOOK_CACHE"}
+    )
+
+
+FORGED = {
+    "a huge length": "import struct\nFRAME = struct.pack('!II', 0xffffffff, 0)",
+    "too many buffers": "import struct\nFRAME = struct.pack('!II', 2, 0xffffffff)",
+    "a huge buffer": "import struct\nFRAME = struct.pack('!IIQ', 2, 1, 1 << 60) + b'{}'",
+    "no JSON": "import struct\nFRAME = struct.pack('!II', 3, 0) + b'{]}'",
+    "nested JSON": "import struct\nFRAME = struct.pack('!II', 200000, 0) + b'[' * 200000",
+    "no object": "import struct\nFRAME = struct.pack('!II', 2, 0) + b'[]'",
+    "a callback never given": "import struct, json\nB = json.dumps({'callback': 7, 'args': [], 'kwargs': {}}).encode()\n"
+    "FRAME = struct.pack('!II', len(B), 0) + B",
+    "a class to import": "import struct, json\nB = json.dumps({'ok': {'t': 'data', 'cls': 'os:system', 'v': {}}}).encode()\n"
+    "FRAME = struct.pack('!II', len(B), 0) + B",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_forged_frames_are_protocol_faults(start: Start, forgery: str) -> None:
+    source = FORGED[forgery] + (
+        "\nimport os\ndef f():\n for fd in range(3, 64):\n  try: os.write(fd, FRAME)\n  except OSError: pass\n return 1"
+    )
+    with start(source).test() as lab, pytest.raises((WorkerFailed, ProtocolFault)) as caught:
+        lab.f()
+    if isinstance(caught.value, WorkerFailed):
+        assert caught.value.outcome is Outcome.PROTOCOL_FAULT
+
+
+def test_patches_stay_in_the_sandbox(start: Start) -> None:
+    worker = start(
+        "import torch, builtins, json, os\n"
+        "torch.allclose = torch.equal = torch.testing.assert_close = lambda *a, **k: True\n"
+        "builtins.isinstance = lambda *a: True\n"
+        "def f(x): return x * 0"
+    )
+    with worker.test() as lab:
+        try:
+            wrong = lab.f(torch.ones(3))
+        except (StudentError, WorkerFailed, ProtocolFault):
+            return
+        assert not torch.equal(wrong, torch.ones(3))
+
+
+def test_threads_work_and_threads_without_end_do_not(start: Start) -> None:
+    worker = start(
+        "import threading\n"
+        "def f():\n"
+        " t = threading.Thread(target=lambda: None); t.start(); t.join(); return 1\n"
+        "def g():\n"
+        " def spin():\n"
+        "  while True: pass\n"
+        " for _ in range(50): threading.Thread(target=spin, daemon=True).start()\n"
+        " return 1"
+    )
+    with worker.test() as lab:
+        assert lab.f() == 1
+    with worker.test() as lab, pytest.raises(WorkerFailed) as caught:
+        lab.g()
+        while True:
+            lab.f()
+    assert caught.value.outcome in (Outcome.CPU_TIMEOUT, Outcome.WALL_TIMEOUT)
+
+
+def test_the_budget_of_a_submission_is_counted_over_its_tests(start: Start) -> None:
+    worker = start("def f():\n while True: pass")
+    worker.cpu_seconds = worker.limits.total_cpu_seconds - 1
+    with worker.test() as lab, pytest.raises(WorkerFailed):
+        lab.f()
+    with pytest.raises(WorkerFailed) as caught, worker.test():
+        pass
+    assert caught.value.outcome is Outcome.BUDGET
+
+
+def test_nothing_is_left_running(start: Start) -> None:
+    worker = start(
+        "import threading, time\ndef f(): threading.Thread(target=time.sleep, args=(500,)).start(); return 1"
+    )
+    before = psutil.Process().children(recursive=True)
+    assert before
+    with worker.test() as lab:
+        assert lab.f() == 1
+    worker.__exit__(None, None, None)
+    _, alive = psutil.wait_procs(before, timeout=5)
+    assert not alive
