@@ -154,9 +154,6 @@ def _begin(
     manifest = batch.manifest
     try:
         folder = Path(tempfile.mkdtemp(dir=scratch))
-        # The sandbox's user is another one.
-        scratch.chmod(0o755)
-        folder.chmod(0o755)
         submission = take_in(name, entry, manifest, folder)
         if submission.folder is None:
             reason = submission.refusal or "refused"
@@ -166,7 +163,7 @@ def _begin(
             names = ", ".join(f"{module}.py" for module in manifest.modules)
             tasks = same_for_all(manifest, Verdict.NOT_ATTEMPTED, "no file of the lab was handed in")
             flag = f"nothing to grade: none of {names} was found"
-            return SubmissionResult(name, submission.sha256, tasks, submission.ignored, (flag,))
+            return SubmissionResult(name, "", tasks, submission.ignored, (flag,))
         return _Running(batch, submission, journal)
     except Exception as error:
         text = clean_text("".join(traceback.format_exception(error)))

@@ -108,7 +108,7 @@ class SubmissionResult:
 
     Args:
         name: the student's, taken from the submission's file name.
-        sha256: hash of the files that were graded, empty if it was refused.
+        sha256: hash of the files that were graded, empty if none was.
         tasks: in the manifest's order.
         ignored: names that were handed in but not looked at.
         flags: remarks for a person, e.g. where a banned name stands.
@@ -127,8 +127,8 @@ class SubmissionResult:
 
     @property
     def needs_review(self) -> bool:
-        """Whether a person should look at it."""
-        return any(test.verdict in NEEDS_REVIEW for task in self.tasks for test in task.tests)
+        """Whether a person should look at it: something is odd, or nothing could be graded at all."""
+        return not self.sha256 or any(test.verdict in NEEDS_REVIEW for task in self.tasks for test in task.tests)
 
 
 def clean_text(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:

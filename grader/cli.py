@@ -1,0 +1,144 @@
+"""The command line of the grader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+
+from labkit.manifest import Manifest, load_manifest
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Grades submissions of a lab in a sandbox; gives hints; looks after the labs.",
+)
+
+EXIT_NEEDS_REVIEW = 3
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Lab = Annotated[str, typer.Option("--lab", help="two digits, e.g. 07")]
+
+
+@app.command()
+def grade(
+    lab: Lab,
+    submissions: Annotated[Path, typer.Option(help="a folder with one folder, .zip or .tar.gz for each student")],
+    out: Annotated[Path, typer.Option(help="where results.json, results.csv and journal.jsonl go")],
+    jobs: Annotated[int | None, typer.Option(min=1, help="submissions at a time; default: physical cores")] = None,
+    seed: Annotated[int, typer.Option(help="of what the tests draw at random; stands in the report")] = 0,
+    no_sandbox: Annotated[
+        bool, typer.Option("--no-sandbox", help="where no sandbox works: run submissions unprotected")
+    ] = False,
+    only: Annotated[str | None, typer.Option(help="grade this submission only")] = None,
+) -> None:
+    """Grade a folder of submissions; 0: all graded, 3: some need a person, 2: nothing was run."""
+    # Imported here, so that `hint` and `--help` answer at once.
+    from grader.batch import Batch, default_jobs, grade_all
+    from grader.intake import find_entries
+    from grader.isolation.sandbox import SandboxUnavailable, Tier, choose_tier
+    from grader.reports.csv_report import write_csv
+    from grader.reports.facts import run_facts
+    from grader.reports.json_report import write_json
+    from grader.reports.live import LiveProgress
+    from grader.reports.table import results_table
+
+    manifest = _manifest(lab)
+    try:
+        entries = find_entries(submissions)
+        if only is not None:
+            if only not in entries:
+                raise ValueError(f"there is no submission {only!r}; there are: {', '.join(entries)}")
+            entries = {only: entries[only]}
+        tier = choose_tier(no_sandbox)
+        out.mkdir(parents=True, exist_ok=True)
+    except SandboxUnavailable as error:
+        _refuse(
+            f"submissions cannot be held safely here: {error}.\n"
+            "Only if you trust every author: --no-sandbox runs their code with your rights."
+        )
+    except (OSError, ValueError) as error:
+        _refuse(str(error))
+    if tier is Tier.NONE:
+        warning = "NO SANDBOX: submissions run with your rights and can read and change your files."
+        _err.print(Panel(warning, style="bold white on red"))
+    batch = Batch(manifest, entries, out, tier, seed, jobs or default_jobs())
+    try:
+        with LiveProgress(_out, len(entries)) as progress:
+            results = grade_all(batch, progress)
+    except KeyboardInterrupt:
+        _err.print(f"interrupted; what was graded so far stands in {out / 'journal.jsonl'}", markup=False)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    write_json(out / "results.json", run_facts(batch), results)
+    write_csv(out / "results.csv", manifest, results)
+    _out.print(results_table(manifest, results))
+    _out.print(
+        f"reports: {out / 'results.json'}, {out / 'results.csv'}; journal: {out / 'journal.jsonl'} "
+        f"(sandbox: {tier.value}, seed {seed})",
+        markup=False,
+        soft_wrap=True,
+    )
+    review = [result.name for result in results if result.needs_review]
+    if review:
+        _out.print(f"{len(review)} of {len(results)} need a person: {', '.join(review)}", markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_NEEDS_REVIEW)
+
+
+@app.command()
+def hint(
+    lab: Annotated[str, typer.Argument(help="two digits, e.g. 07")],
+    task: Annotated[int, typer.Argument(help="number of the task")],
+    level: Annotated[int, typer.Option(help="1 is a nudge, higher levels say more")] = 1,
+) -> None:
+    """Show a hint of a task."""
+    from grader.hints import hint_text
+
+    try:
+        _out.print(hint_text(_manifest(lab), task, level), markup=False, width=100)
+    except ValueError as error:
+        _refuse(str(error))
+
+
+@app.command()
+def samples(
+    lab: Lab,
+    out: Annotated[Path, typer.Option(help="where the sample submissions go")],
+    only: Annotated[str | None, typer.Option(help="ordinary or hostile; default: both")] = None,
+) -> None:
+    """Write sample submissions whose scores are known, to see the grader at work."""
+    from grader.samples import load_samples, write_samples
+
+    try:
+        manifest = _manifest(lab)
+        written = write_samples(manifest, load_samples(manifest), out, only)
+    except (OSError, ValueError) as error:
+        _refuse(str(error))
+    _out.print(f"{len(written)} sample submissions of lab {lab} in {out}", markup=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Runs the command line."""
+    from grader.authoring.commands import register
+
+    register(app)
+    app()
+
+
+def _manifest(lab: str) -> Manifest:
+    try:
+        return load_manifest(lab)
+    except ValueError as error:
+        _refuse(str(error))
+
+
+def _refuse(text: str) -> NoReturn:
+    _err.print(f"error: {text}", markup=False, style="red")
+    raise typer.Exit(EXIT_USAGE)
