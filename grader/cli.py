@@ -111,14 +111,13 @@ def hint(
 def samples(
     lab: Lab,
     out: Annotated[Path, typer.Option(help="where the sample submissions go")],
-    only: Annotated[str | None, typer.Option(help="ordinary or hostile; default: both")] = None,
+    only: Annotated[str, typer.Option(help="names of the samples to write; * stands for anything")] = "*",
 ) -> None:
     """Write sample submissions whose scores are known, to see the grader at work."""
-    from grader.samples import load_samples, write_samples
+    from grader.sample_submissions import write_samples
 
     try:
-        manifest = _manifest(lab)
-        written = write_samples(manifest, load_samples(manifest), out, only)
+        written = write_samples(_manifest(lab), out, only)
     except (OSError, ValueError) as error:
         _refuse(str(error))
     _out.print(f"{len(written)} sample submissions of lab {lab} in {out}", markup=False, soft_wrap=True)
