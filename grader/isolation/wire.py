@@ -125,8 +125,8 @@ def _wait(sock: socket.socket, deadline: float | None, on_tick: Callable[[], Non
         left = _TICK_SECONDS if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise DeadlinePassed
-        lists = ([], [sock], []) if writing else ([sock], [], [])
-        if any(select.select(*lists, min(left, _TICK_SECONDS))):
+        readers, writers = ([], [sock]) if writing else ([sock], [])
+        if any(select.select(readers, writers, [], min(left, _TICK_SECONDS))):
             return
         if on_tick is not None:
             on_tick()

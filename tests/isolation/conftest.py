@@ -15,7 +15,7 @@ from labkit.manifest import Interface, Manifest
 Start = Callable[[str], SubmissionWorker]
 
 LIMITS = Limits(
-    cpu_seconds=1,
+    cpu_seconds=2,
     wall_seconds=5.0,
     total_cpu_seconds=60.0,
     memory_bytes=1 << 30,

@@ -105,7 +105,7 @@ def test_nothing_of_the_workbook_but_labkit_can_be_seen(start: Start) -> None:
         "import os\n"
         "def f():\n"
         " names = set()\n"
-        " for top in ('/', '/workbook', '/workbook/grader/isolation', '/submission', '/root', '/home', '/proc/self/fd'):\n"
+        " for top in ('/', '/workbook', '/workbook/grader/isolation', '/submission', '/root', '/home', '/etc'):\n"
         "  try: names |= {os.path.join(top, n) for n in os.listdir(top)}\n"
         "  except OSError: pass\n"
         " return sorted(names), dict(os.environ), os.getuid()\n"
@@ -138,9 +138,9 @@ FORGED = {
     "no JSON": "import struct\nFRAME = struct.pack('!II', 3, 0) + b'{]}'",
     "nested JSON": "import struct\nFRAME = struct.pack('!II', 200000, 0) + b'[' * 200000",
     "no object": "import struct\nFRAME = struct.pack('!II', 2, 0) + b'[]'",
-    "a callback never given": "import struct, json\nB = json.dumps({'callback': 7, 'args': [], 'kwargs': {}}).encode()\n"
+    "a callback never given": 'import struct\nB = b\'{"callback": 7, "args": [], "kwargs": {}}\'\n'
     "FRAME = struct.pack('!II', len(B), 0) + B",
-    "a class to import": "import struct, json\nB = json.dumps({'ok': {'t': 'data', 'cls': 'os:system', 'v': {}}}).encode()\n"
+    "a class to import": 'import struct\nB = b\'{"ok": {"t": "data", "cls": "os:system", "v": {}}}\'\n'
     "FRAME = struct.pack('!II', len(B), 0) + B",
 }
 
@@ -193,7 +193,7 @@ def test_threads_work_and_threads_without_end_do_not(start: Start) -> None:
 
 def test_the_budget_of_a_submission_is_counted_over_its_tests(start: Start) -> None:
     worker = start("def f():\n while True: pass")
-    worker.cpu_seconds = worker.limits.total_cpu_seconds - 1
+    worker.cpu_seconds = worker.limits.total_cpu_seconds - 0.5
     with worker.test() as lab, pytest.raises(WorkerFailed):
         lab.f()
     with pytest.raises(WorkerFailed) as caught, worker.test():
