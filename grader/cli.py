@@ -111,13 +111,14 @@ def hint(
 def samples(
     lab: Lab,
     out: Annotated[Path, typer.Option(help="where the sample submissions go")],
-    only: Annotated[str, typer.Option(help="names of the samples to write; * stands for anything")] = "*",
+    only: Annotated[str | None, typer.Option(help="ordinary or hostile; default: both")] = None,
 ) -> None:
     """Write sample submissions whose scores are known, to see the grader at work."""
-    from grader.sample_submissions import write_samples
+    from grader.sample_submissions import load_samples, write_samples
 
     try:
-        written = write_samples(_manifest(lab), out, only)
+        manifest = _manifest(lab)
+        written = write_samples(manifest, load_samples(manifest), out, only)
     except (OSError, ValueError) as error:
         _refuse(str(error))
     _out.print(f"{len(written)} sample submissions of lab {lab} in {out}", markup=False, soft_wrap=True)
