@@ -1,33 +1,34 @@
-"""Makes a lab's sample submissions from their recipes: good, half good, wrong, unlucky and hostile ones."""
+"""Sample submissions: made from the reference or its stubs by small edits, each with the score that it has earned.
+
+`grader/samples/<lab>/recipes.toml` says how. They show the grader at work, and its tests demand these exact scores.
+"""
 
 from __future__ import annotations
 
 import io
-import shutil
-import tarfile
 import tomllib
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from grader.authoring.misconceptions import CatalogueError
+from grader.authoring.regions import BEGIN, END
 from grader.authoring.stubs import generate_stub, solution_source
 from grader.verdicts import Verdict
 from labkit.manifest import Manifest
 
-FOLDER = Path(__file__).resolve().parent / "samples"
+RECIPES = Path(__file__).resolve().parent / "samples"
+KINDS = ("ordinary", "hostile")
+BASES = ("solution", "stub", "none")
+PACKINGS = ("folder", "zip")
+SPECIAL = ("zip_bomb", "traversal", "not_a_zip", "symlink")
 
-_MARK = ".samples"
-_MARKERS = ("# BEGIN SOLUTION", "# END SOLUTION")
 _BOMB_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of a module's text."""
+    """A text replaced in a module; it must stand there exactly once."""
 
     module: str
     find: str
@@ -36,176 +37,178 @@ class Edit:
 
 @dataclass(frozen=True)
 class Sample:
-    """A recipe; the fields are explained at the head of the lab's file in `grader/samples/`."""
+    """One sample submission.
+
+    Args:
+        name: of the submission.
+        kind: "ordinary" or "hostile".
+        about: what it does, in one line.
+        base: what its modules are before the edits.
+        solution: modules taken from the reference although the base is the stub.
+        own: modules replaced by a file beside the recipes.
+        edits: changes of the modules.
+        files: files that do not belong to the lab, by path.
+        packing: "folder" or "zip".
+        special: an archive that is malformed in this way, or None.
+        points: for each task, what it has earned.
+        default: the verdict of every test that `verdicts` does not name.
+        verdicts: verdicts by test.
+    """
 
     name: str
+    kind: str
     about: str
-    base: str
-    solved: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    points: tuple[float, ...]
+    base: str = "solution"
+    solution: tuple[str, ...] = ()
+    own: tuple[tuple[str, str], ...] = ()
     edits: tuple[Edit, ...] = ()
-    append: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    pack: str = "folder"
-    refused: bool = False
-    fails: dict[str, str] = field(default_factory=dict)
+    files: tuple[tuple[str, str], ...] = ()
+    packing: str = "folder"
+    special: str | None = None
+    default: Verdict = Verdict.PASSED
+    verdicts: tuple[tuple[str, Verdict], ...] = ()
 
-    def expected(self, manifest: Manifest) -> dict[str, Verdict]:
-        """The verdict that each test of the lab must come to; a test's own entry outweighs its task's."""
-        if self.refused:
-            return {name: Verdict.REFUSED for task in manifest.tasks for name in task.tests}
-        verdicts = {}
-        for task in manifest.tasks:
-            for name in task.tests:
-                verdicts[name] = Verdict(self.fails.get(name, self.fails.get(f"task {task.number}", "passed")))
-        return verdicts
+    def verdict_of(self, test: str) -> Verdict:
+        """The verdict that a test must get."""
+        return dict(self.verdicts).get(test, self.default)
 
 
 def load_samples(manifest: Manifest) -> list[Sample]:
-    """The recipes of a lab.
+    """The samples of a lab.
 
     Raises:
-        CatalogueError: if the lab has none, or one is malformed or names what does not exist.
+        ValueError: if it has none, or a recipe is wrong; the text names it.
     """
-    path = FOLDER / f"{manifest.folder.name}.toml"
+    path = RECIPES / manifest.folder.name / "recipes.toml"
     if not path.is_file():
-        raise CatalogueError(f"lab {manifest.id} has no sample submissions; they would stand in {path}")
-    samples = []
-    for table in tomllib.loads(path.read_text(encoding="utf-8"))["sample"]:
-        try:
-            fields: dict[str, Any] = {k: tuple(v) if type(v) is list else v for k, v in table.items()}
-            fields["edits"] = tuple(Edit(**edit) for edit in table.get("edits", ()))
-            sample = Sample(**fields)
-            known = {f"task {task.number}" for task in manifest.tasks} | set(sample.expected(manifest))
-        except (TypeError, ValueError) as error:
-            raise CatalogueError(f"{path.name}, sample {table.get('name')}: {error}") from error
-        if unknown := sorted(set(sample.fails) - known):
-            raise CatalogueError(f"{path.name}, sample {sample.name}: no such test or task: {', '.join(unknown)}")
-        if sample.base not in ("stub", "solution") or sample.pack not in _PACKERS:
-            raise CatalogueError(
-                f"{path.name}, sample {sample.name}: base must be stub or solution, got {sample.base!r}; "
-                f"pack must be one of {', '.join(_PACKERS)}, got {sample.pack!r}"
-            )
-        samples.append(sample)
-    return samples
+        raise ValueError(f"lab {manifest.id} has no sample submissions: {path} is missing")
+    return [_sample(manifest, entry) for entry in tomllib.loads(path.read_text(encoding="utf-8"))["sample"]]
 
 
-def sample_modules(manifest: Manifest, sample: Sample) -> dict[str, str]:
-    """Texts of the modules that a sample hands in.
+def _sample(manifest: Manifest, entry: dict[str, object]) -> Sample:
+    given = dict(entry)
+    verdicts = given.pop("verdicts", {})
+    by_test: list[tuple[str, Verdict]] = []
+    assert isinstance(verdicts, dict)
+    for verdict, tests in verdicts.items():
+        by_test += [(test, Verdict(verdict)) for test in tests]
+    edits = given.pop("edit", [])
+    assert isinstance(edits, list)
+    try:
+        sample = Sample(
+            **{
+                **{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()},
+                "edits": tuple(Edit(**edit) for edit in edits),
+                "own": tuple(given.get("own", {}).items()),  # type: ignore[attr-defined]
+                "files": tuple(given.get("files", {}).items()),  # type: ignore[attr-defined]
+                "default": Verdict(given.get("default", "passed")),
+                "verdicts": tuple(by_test),
+            }
+        )
+    except TypeError as error:
+        raise ValueError(f"sample {entry.get('name')!r}: {error}") from error
+    for what, value, allowed in (
+        ("kind", sample.kind, KINDS),
+        ("base", sample.base, BASES),
+        ("packing", sample.packing, PACKINGS),
+        ("special", sample.special, (None, *SPECIAL)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"sample {sample.name}: {what} is {value!r}; allowed: {allowed}")
+    unknown = [test for test, _ in sample.verdicts if manifest.task_of_test(test) is None]
+    if unknown or len(sample.points) != len(manifest.tasks):
+        raise ValueError(f"sample {sample.name}: it needs points for each task and tests that exist; not {unknown}")
+    return sample
 
-    Raises:
-        CatalogueError: if an edit does not apply exactly once.
-        ValueError: if this copy of the workbook lacks the reference.
-    """
-    texts = {}
-    for module in manifest.modules:
-        if sample.base == "solution" or module in sample.solved:
-            lines = solution_source(manifest, module).splitlines(keepends=True)
-            texts[module] = "".join(line for line in lines if line.strip() not in _MARKERS)
-        else:
-            texts[module] = generate_stub(manifest, module)
-    for edit in sample.edits:
-        if (count := texts[edit.module].count(edit.find)) != 1:
-            where = f"{count} times in {edit.module}.py, not once"
-            raise CatalogueError(f"sample {sample.name}: {edit.find!r} stands {where}")
-        texts[edit.module] = texts[edit.module].replace(edit.find, edit.replace)
-    for module, text in sample.append.items():
-        texts[module] += text
-    return {module: text for module, text in texts.items() if module not in sample.left_out}
 
-
-def write_samples(manifest: Manifest, folder: Path, only: str = "*") -> list[Path]:
-    """Writes a lab's sample submissions, each as a student would hand it in.
+def write_samples(manifest: Manifest, samples: Sequence[Sample], out: Path, only: str | None = None) -> list[Path]:
+    """Writes sample submissions into a folder.
 
     Args:
         manifest: the lab.
-        folder: created, or one that an earlier call has made; that one is emptied first.
-        only: pattern of the names that are wanted, e.g. "hostile-*".
+        samples: what to write.
+        out: made if it is absent; a sample written earlier is replaced.
+        only: a kind, or None for all.
+
+    Returns:
+        Paths of the submissions.
 
     Raises:
-        ValueError: if the folder holds anything else, if no sample has such a name, or as `sample_modules`.
+        ValueError: if the kind is unknown, or an edit does not fit the text it edits.
     """
-    every = load_samples(manifest)
-    samples = [sample for sample in every if fnmatchcase(sample.name, only)]
-    if not samples:
-        raise ValueError(f"no sample is called {only}; there are {', '.join(sample.name for sample in every)}")
-    texts = {sample.name: sample_modules(manifest, sample) for sample in samples}
-    if folder.exists() and not (folder / _MARK).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and does not hold sample submissions; name an empty or a new folder")
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    (folder / _MARK).touch()
-    written = []
-    for sample in samples:
-        files = {f"{module}.py": text for module, text in texts[sample.name].items()} | sample.files
-        written.append(_PACKERS[sample.pack](folder, sample.name, files))
-    return written
+    if only is not None and only not in KINDS:
+        raise ValueError(f"--only {only}: allowed are {', '.join(KINDS)}")
+    out.mkdir(parents=True, exist_ok=True)
+    return [_write(manifest, sample, out) for sample in samples if only in (None, sample.kind)]
 
 
-def _folder(folder: Path, name: str, files: dict[str, str]) -> Path:
-    target = folder / name
-    target.mkdir()
-    for file, text in files.items():
-        (target / file).write_text(text, encoding="utf-8")
-    return target
+def sample_files(manifest: Manifest, sample: Sample) -> dict[str, str]:
+    """Texts of a sample's files by path.
+
+    Raises:
+        ValueError: if an edit does not fit.
+    """
+    texts: dict[str, str] = {}
+    for module in manifest.modules if sample.base != "none" else ():
+        if sample.base == "solution" or module in sample.solution:
+            lines = solution_source(manifest, module).splitlines(keepends=True)
+            # A student's file has no markers.
+            texts[module] = "".join(line for line in lines if line.strip() not in (BEGIN, END))
+        else:
+            texts[module] = generate_stub(manifest, module)
+    for module, file in sample.own:
+        texts[module] = (RECIPES / manifest.folder.name / file).read_text(encoding="utf-8")
+    for edit in sample.edits:
+        count = texts.get(edit.module, "").count(edit.find)
+        if count != 1:
+            raise ValueError(f"sample {sample.name}: {edit.find!r} stands in {edit.module} {count} times, not once")
+        texts[edit.module] = texts[edit.module].replace(edit.find, edit.replace)
+    return {**{f"{module}.py": text for module, text in texts.items()}, **dict(sample.files)}
 
 
-def _zip(folder: Path, name: str, files: dict[str, str], prefix: str = "") -> Path:
-    target = folder / f"{name}.zip"
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file, text in files.items():
-            archive.writestr(prefix + file, text)
-    return target
+def _write(manifest: Manifest, sample: Sample, out: Path) -> Path:
+    files = sample_files(manifest, sample)
+    if sample.special in ("zip_bomb", "traversal", "not_a_zip"):
+        path = out / f"{sample.name}.zip"
+        path.write_bytes(_malformed(sample.special, manifest.modules[0]))
+        return path
+    if sample.packing == "zip":
+        path = out / f"{sample.name}.zip"
+        path.write_bytes(_zipped(files))
+        return path
+    folder = out / sample.name
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        # Never written through: one sample has a link where a module should be.
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    if sample.special == "symlink":
+        link = folder / f"{manifest.modules[0]}.py"
+        link.unlink()
+        link.symlink_to("/etc/passwd")
+    return folder
 
 
-def _wrapped_zip(folder: Path, name: str, files: dict[str, str]) -> Path:
-    return _zip(folder, name, files, prefix="my homework/")
+def _zipped(files: dict[str, str]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            # A fixed date makes equal samples equal files.
+            archive.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
 
 
-def _tar(folder: Path, name: str, files: dict[str, str]) -> Path:
-    target = folder / f"{name}.tar.gz"
-    with tarfile.open(target, "w:gz") as archive:
-        for file, text in files.items():
-            member = tarfile.TarInfo(file)
-            member.size = len(content := text.encode())
-            archive.addfile(member, io.BytesIO(content))
-    return target
-
-
-def _link(folder: Path, name: str, files: dict[str, str]) -> Path:
-    *most, last = files
-    target = _folder(folder, name, {file: files[file] for file in most})
-    (target / last).symlink_to("/etc/passwd")
-    return target
-
-
-def _bomb(folder: Path, name: str, files: dict[str, str]) -> Path:
-    target = _zip(folder, name, files)
-    with zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("data.bin", "w") as member:
+def _malformed(special: str, module: str) -> bytes:
+    if special == "not_a_zip":
+        return b"Rar!\x1a\x07\x00 this is another kind of archive under a zip's name\n" * 40
+    if special == "traversal":
+        return _zipped({f"../../{module}.py": "raise SystemExit\n", f"{module}.py": "raise SystemExit\n"})
+    packed = io.BytesIO()
+    with (
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(zipfile.ZipInfo(f"{module}.py", (2026, 1, 1, 0, 0, 0)), "w", force_zip64=True) as file,
+    ):
         for _ in range(_BOMB_BYTES >> 20):
-            member.write(bytes(1 << 20))
-    return target
-
-
-def _traversal(folder: Path, name: str, files: dict[str, str]) -> Path:
-    return _zip(folder, name, files | {"../../solutions/kv_cache/sizing.py": "# mine now\n"})
-
-
-def _no_zip(folder: Path, name: str, files: dict[str, str]) -> Path:
-    target = folder / f"{name}.zip"
-    target.write_text("\n".join(files.values()), encoding="utf-8")
-    return target
-
-
-_PACKERS: dict[str, Callable[[Path, str, dict[str, str]], Path]] = {
-    "folder": _folder,
-    "zip": _zip,
-    "wrapped zip": _wrapped_zip,
-    "tar.gz": _tar,
-    "link": _link,
-    "bomb": _bomb,
-    "traversal": _traversal,
-    "no zip": _no_zip,
-}
-
+            file.write(b"#" * (1 << 20))
+    return packed.getvalue()

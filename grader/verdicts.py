@@ -48,7 +48,7 @@ NEEDS_REVIEW = frozenset(
 )
 """Verdicts that a person should look at: what the grader could not decide, and what looks like an attempt on it."""
 
-MAY_BE_BLOCKED = frozenset({Verdict.WRONG_ANSWER, Verdict.EXCEPTION, Verdict.NOT_ATTEMPTED})
+MAY_BE_BLOCKED = frozenset(set(Verdict) - NEEDS_REVIEW - {Verdict.PASSED})
 
 
 @dataclass(frozen=True)
