@@ -58,9 +58,9 @@ evidence: setup ## The long proofs with fresh seeds, and the strength of every l
 	$(PYTEST) tests -q -m evidence -s
 	$(if $(filter quick,$(EVIDENCE)),@echo "quick form: the strength run was left out",$(PY) -m grader strength)
 
-test-lab%: $(STAMP) FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=solutions|folder] [TRUST=1]
+test-lab%: setup FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=solutions|folder] [TRUST=1]
 	@tests=$$(ls -d labs/$*_*/tests 2>/dev/null) || { echo "there is no lab $*; labs here:" labs/*_*; exit 2; }; \
-	$(PYTEST) "$$tests" -q --impl "$(IMPL)" $(if $(TASK),--task "$(TASK)") $(if $(TRUST),--trust)
+	$(PYTEST) "$$tests" -q -rN --impl "$(IMPL)" $(if $(TASK),--task "$(TASK)") $(if $(TRUST),--trust)
 
 grade: $(STAMP) ## Grade a folder of submissions in the sandbox: LAB=07 SUBMISSIONS=dir [OUT=dir]
 	@test -n "$(SUBMISSIONS)" || { echo "name the folder of submissions: make grade LAB=07 SUBMISSIONS=dir OUT=dir"; \

@@ -83,12 +83,16 @@ def implementation_folder(config: pytest.Config, manifest: Manifest) -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests of `--task` only."""
+    """Keeps the tests of `--task` only, and refuses an `--impl` that cannot be used before any test asks for it."""
+    found = [manifest_of(path) for path in {item.path for item in items}]
+    manifests = [manifest for manifest in found if manifest is not None]
+    if LAB_PROVIDER not in config.stash:
+        for manifest in manifests:
+            implementation_folder(config, manifest)
     wanted = config.getoption("--task")
     if wanted is None:
         return
-    manifests = [manifest_of(path) for path in {item.path for item in items}]
-    known = {task.number for manifest in manifests if manifest is not None for task in manifest.tasks}
+    known = {task.number for manifest in manifests for task in manifest.tasks}
     if not wanted.isdecimal() or int(wanted) not in known:
         raise pytest.UsageError(f"TASK={wanted}: no such task; allowed: {', '.join(map(str, sorted(known)))}")
     keep = [item for item in items if task_number(item) == int(wanted)]
