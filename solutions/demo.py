@@ -23,6 +23,8 @@ from solutions.kv_cache.generation import CachedDecoder, stream
 from solutions.kv_cache.sampling import Sampler
 from solutions.kv_cache.sizing import kv_bytes_per_token
 
+app = typer.Typer(add_completion=False)
+
 PROMPT = "Why is the sky blue? Answer in three sentences."
 
 
@@ -145,6 +147,7 @@ def _timed(tokens: Iterator[int], times: list[float]) -> Iterator[int]:
         yield token
 
 
+@app.command()
 def main(
     prompt: Annotated[str, typer.Argument(help="What to ask.")] = PROMPT,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 96,
@@ -169,4 +172,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

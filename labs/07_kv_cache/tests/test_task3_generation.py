@@ -270,7 +270,7 @@ def test_tokens_are_handed_over_as_they_come(lab: Any) -> None:
     model = RecordingModel(VOCAB, 32, count_up)
     tokens = iter(lab.stream(model.spec(), [5, 6], 4))
     next(tokens)
-    tokens.close()
+    del tokens
     assert model.calls == [[5, 6]], f"a stream that is left after one token went on working: {model.calls}"
 
 

@@ -71,6 +71,8 @@ def test_tiny_temperatures_stay_finite_in_half_precision(lab: Any, dtype: torch.
     right = [[0, 0, 1, 0], [0.5, 0.5, 0, 0]]
     advice = "Subtract the largest logit in float64, then divide: what overflows can then only run towards -inf."
     check_probs(f"T = 1e-5 on {dtype}", lab.apply_temperature(logits, [1e-5, 1e-5]), right, advice)
+    got = lab.apply_temperature(logits[:1], [1e-310])
+    check_probs(f"T = 1e-310 on {dtype}", got, right[:1], advice)
     exact = [softmax64(row, 0.7) for row in logits.tolist()]
     advice = "Convert to float64 before any arithmetic."
     check_probs(f"T = 0.7 on {dtype}", lab.apply_temperature(logits, [0.7, 0.7]), exact, advice)
@@ -172,9 +174,9 @@ def test_top_p_switched_off(lab: Any) -> None:
     advice = "p of 1 or more switches the filter off, also for the least likely tokens."
     tail = [0.5, 0.5 - 2**-40, 2**-41, 2**-41]
     check_filter("keep_top_p", lab.keep_top_p, tail, {1.0: tail, 1.5: tail, 0.5: [1, 0, 0, 0]}, advice)
-    # The first four sum to 1 as far as float64 can tell, and the tail is still no part of what p = 1 removes.
-    tiny = [0.7, 0.1, 0.1, 0.1, 1e-17, 1e-18]
-    check_filter("keep_top_p", lab.keep_top_p, tiny, {1.0: tiny, 0.7: [1, 0, 0, 0, 0, 0]}, advice)
+    # The first two sum to 1 as far as float64 can tell, and still p = 1 removes nothing.
+    tiny = [0.5, 0.5, 1e-17, 1e-18]
+    check_filter("keep_top_p", lab.keep_top_p, tiny, {1.0: tiny, 0.7: [0.5, 0.5, 0, 0]}, advice)
 
 
 def test_min_p_survivors(lab: Any) -> None:
