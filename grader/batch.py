@@ -26,6 +26,7 @@ from grader.isolation.sandbox import Limits, Tier
 from grader.journal import Journal
 from grader.suite import SuiteRun, preload, run_suite, suite_hash
 from grader.verdicts import CaseResult, SubmissionResult, Verdict, clean_text, same_for_all, task_results
+from labkit.banned import find_banned
 from labkit.manifest import Manifest
 
 JOURNAL_NAME = "journal.jsonl"
@@ -248,9 +249,9 @@ class _Running:
         if self._failure is not None:
             flags.append(f"the grader failed, twice: {clean_text(self._failure)}")
         tasks = task_results(self._batch.manifest, self._cases)
-        banned = {line for t in tasks for test in t.tests if test.verdict is Verdict.BANNED_CALL
-                  for line in test.message.splitlines()}  # fmt: skip
-        flags += sorted(banned)
+        manifest, folder = self._batch.manifest, self._submission.folder
+        if folder is not None:
+            flags += [str(use) for use in find_banned(folder, manifest.modules, manifest.banned)]
         for verdict, what in (
             (Verdict.UNVERIFIED, "could not be verified on this machine"),
             (Verdict.PROTOCOL_FAULT, "ended with a malformed message from the submission"),

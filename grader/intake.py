@@ -18,9 +18,8 @@ from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from labkit.manifest import Manifest
-
 from grader.verdicts import clean_text
+from labkit.manifest import Manifest
 
 MAX_MODULE_BYTES = 1 << 20
 MAX_ARCHIVE_BYTES = 64 << 20
@@ -157,7 +156,7 @@ def _read_folder(folder: Path, manifest: Manifest) -> tuple[dict[str, bytes], li
     for parts in deeper:
         files, others = _look(folder, parts, manifest)
         if files:
-            return files, [*ignored, *others]
+            return files, [name for name in (*ignored, *others) if name not in parts[:1]]
     return {}, ignored
 
 

@@ -11,6 +11,7 @@ import hmac
 import importlib
 import os
 import random
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 
 from grader.isolation.proxy import Limits, Outcome, SubmissionWorker, Tier, WorkerFailed, WorkerNotStarted
+from grader.staging import Staging, find_faults
 from grader.verdicts import CaseResult, Verdict
 from labkit.banned import find_banned
 from labkit.client import LabClient
@@ -125,8 +127,12 @@ def run_suite(run: SuiteRun, report: Callable[[CaseResult], None]) -> dict[str, 
     for name in ("IMPL", "TASK", "PYTEST_ADDOPTS"):  # the caller's own; they would choose other tests
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    with SubmissionWorker(run.manifest, run.folder, run.tier, run.limits) as worker:
-        plugin = _Judge(run, worker, decide_tasks(run, worker), report)
+    with (
+        tempfile.TemporaryDirectory(prefix="staged-") as staged,
+        SubmissionWorker(run.manifest, Path(staged), run.tier, run.limits) as worker,
+    ):
+        staging = Staging(run.manifest, run.folder, Path(staged))
+        plugin = _Judge(run, worker, decide_tasks(run, staging, worker), report)
         code = pytest.main(
             [
                 str(run.manifest.tests_folder), "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT),
@@ -139,20 +145,24 @@ def run_suite(run: SuiteRun, report: Callable[[CaseResult], None]) -> dict[str, 
         return {"cpu_seconds": round(worker.cpu_seconds, 2), "events": [event.message for event in worker.events]}
 
 
-def decide_tasks(run: SuiteRun, worker: SubmissionWorker) -> dict[int, Decision]:
+def decide_tasks(run: SuiteRun, staging: Staging, worker: SubmissionWorker) -> dict[int, Decision]:
     """Tasks whose tests need not run: a module is missing, uses a banned name or cannot be imported."""
     manifest = run.manifest
-    missing = {m for m in manifest.modules if not (run.folder / f"{m}.py").is_file()}
     uses = {m: find_banned(run.folder, [m], manifest.banned) for m in manifest.modules}
-    errors = {module: probe.error for module, probe in worker.probe().items() if probe.error is not None}
+    faults = find_faults(
+        staging, lambda: {module: probe.error for module, probe in worker.probe().items() if probe.error is not None}
+    )
     decided: dict[int, Decision] = {}
     for task in manifest.tasks:
         if found := [str(use) for module in task.modules for use in uses[module]]:
             decided[task.number] = Decision(Verdict.BANNED_CALL, "\n".join(found))
-        elif absent := [f"{module}.py" for module in task.modules if module in missing]:
+        elif absent := [f"{module}.py" for module in task.modules if module in staging.missing]:
             decided[task.number] = Decision(Verdict.NOT_ATTEMPTED, f"{', '.join(absent)} was not handed in")
-        elif broken := [module for module in task.modules if module in errors]:
-            verdict, message = verdict_of(errors[broken[0]])
+        elif broken := [module for module in task.modules if module in faults]:
+            fault = faults[broken[0]]
+            verdict, message = verdict_of(fault.error)
+            if fault.through is not None:
+                verdict, message = Verdict.BLOCKED, f"it imports {fault.through}.py, which cannot be imported"
             decided[task.number] = Decision(verdict, f"{broken[0]}.py cannot be imported: {message}")
     return decided
 
@@ -182,7 +192,8 @@ def verdict_of(error: BaseException) -> tuple[Verdict, str]:
     if isinstance(error, (AssertionError, pytest.fail.Exception)):
         return Verdict.WRONG_ANSWER, str(error)
     if isinstance(error, _MISFITS) and not isinstance(error, WorkerNotStarted) and _stays_in_tests(error):
-        return Verdict.WRONG_ANSWER, f"the answer is not of the kind that was asked for: {type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
+        return Verdict.WRONG_ANSWER, f"the answer is not of the kind that was asked for: {text}"
     return Verdict.INTERNAL_ERROR, "".join(traceback.format_exception(error)[-6:])
 
 

@@ -49,7 +49,8 @@ def find_banned(folder: Path, modules: Iterable[str], banned: Iterable[str]) -> 
 
 
 def _uses(tree: ast.Module, banned: tuple[str, ...]) -> list[tuple[int, str]]:
-    members = {name.rpartition(".")[2]: name for name in banned if "." in name}
+    # Of names with the same last part the first one listed stands for all.
+    members = {name.rpartition(".")[2]: name for name in reversed(banned) if "." in name}
     packages = {name for name in banned if "." not in name}
     uses = set()
     for node in ast.walk(tree):
