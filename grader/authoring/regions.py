@@ -92,7 +92,7 @@ def _marker_pairs(source: str, name: str) -> Iterator[tuple[tokenize.TokenInfo, 
 
 def _region(tree: ast.Module, name: str, first: tokenize.TokenInfo, last: tokenize.TokenInfo) -> Region:
     begin, end = first.start[0], last.start[0]
-    path = _enclosing(tree, begin, end)
+    path = _enclosing(tree, begin, end, first.start[1])
     if path is None:
         raise MarkerError(f"{name}:{begin}: the region up to line {end} must hold whole statements of one block")
     named = [node for node in path if isinstance(node, (*_Function, ast.ClassDef))]
@@ -103,7 +103,7 @@ def _region(tree: ast.Module, name: str, first: tokenize.TokenInfo, last: tokeni
     return Region(begin, end, first.line[: first.start[1]], owner, any(map(_is_kernel, functions)))
 
 
-def _enclosing(node: ast.AST, begin: int, end: int) -> list[ast.AST] | None:
+def _enclosing(node: ast.AST, begin: int, end: int, column: int) -> list[ast.AST] | None:
     """The nodes from here down to the one whose block holds the region's statements; None if it cuts one."""
     for _, block in ast.iter_fields(node):
         if not isinstance(block, list):
@@ -114,8 +114,10 @@ def _enclosing(node: ast.AST, begin: int, end: int) -> list[ast.AST] | None:
             start, stop = _span(child)
             if begin < start and stop < end:
                 cut = [c for c in block if _cuts(_span(c), begin, end)]
-                return None if cut or not isinstance(child, ast.stmt) else [node]
-            if (below := _enclosing(child, begin, end)) is not None:
+                # Deeper than the markers: then an `else:` or the like stands between.
+                whole = isinstance(child, ast.stmt) and child.col_offset == column
+                return [node] if whole and not cut else None
+            if (below := _enclosing(child, begin, end, column)) is not None:
                 return [node, *below]
     return None
 
