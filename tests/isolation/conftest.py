@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ Start = Callable[[str], SubmissionWorker]
 
 LIMITS = Limits(
     cpu_seconds=2,
-    wall_seconds=5.0,
+    wall_seconds=120.0,
     total_cpu_seconds=60.0,
     memory_bytes=1 << 30,
     file_bytes=8 << 20,
@@ -24,25 +23,34 @@ LIMITS = Limits(
 )
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a sandboxed worker over source text; the function under test is `f`."""
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, SubmissionWorker]]:
+    """A folder and the worker that holds it; what the folder's module says is read anew by every test."""
     if fault := bwrap_fault():
         pytest.skip(f"not verified here: {fault}")
+    folder = tmp_path_factory.mktemp("submission")
     manifest = Manifest(
         id="98",
         title="hostile",
-        folder=tmp_path,
-        solutions=tmp_path,
+        folder=folder,
+        solutions=folder,
         modules=("code",),
         banned=(),
         tasks=(),
         interface=Interface({"f": "code", "g": "code"}, {}),
     )
-    with ExitStack() as stack:
+    with SubmissionWorker(manifest, folder, Tier.BWRAP, LIMITS) as worker:
+        yield folder, worker
 
-        def begin(source: str) -> SubmissionWorker:
-            (tmp_path / "code.py").write_text(source)
-            return stack.enter_context(SubmissionWorker(manifest, tmp_path, Tier.BWRAP, LIMITS))
 
-        yield begin
+@pytest.fixture
+def start(held: tuple[Path, SubmissionWorker]) -> Start:
+    """Puts source text into the sandbox; the functions under test are `f` and `g`."""
+    folder, worker = held
+
+    def begin(source: str) -> SubmissionWorker:
+        (folder / "code.py").write_text(source)
+        worker.cpu_seconds = 0.0
+        return worker
+
+    return begin
