@@ -172,7 +172,6 @@ class StreamDecoder:
     def finish(self) -> str:
         """End the stream: return U+FFFD for a character left unfinished, and be ready for another stream."""
         rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
         self._at_start = True
         return rest
 

@@ -203,6 +203,14 @@ def test_a_folder_in_bfloat16_loads_in_the_type_that_is_asked_for(tmp_path: Path
         assert torch.equal(decoder.weights["model.norm.weight"], weights["model.norm.weight"].bfloat16().to(dtype))
 
 
+def test_tensors_that_follow_from_others_may_be_stored_too(tmp_path: Path) -> None:
+    weights = random_weights(LLAMA, 0)
+    stored = weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone(),
+                        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    folder.write(tmp_path, LLAMA, stored)
+    assert load_decoder(str(tmp_path)).weights.keys() == weights.keys()
+
+
 def test_what_we_write_transformers_reads_as_the_same_model(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
     config = dataclasses.replace(MODELS["qwen2-untied"], hidden_size=96)

@@ -78,6 +78,19 @@ def test_in_float64_only_the_float32_angles_of_rope_are_rounded(name: str) -> No
     assert error(ours, exact) <= 200 * torch.finfo(torch.float64).eps * float(exact.abs().max())
 
 
+def test_norms_of_large_half_precision_activations_do_not_overflow() -> None:
+    config = ModelConfig.tiny()
+    weights = random_weights(config, 7, torch.float16)
+    weights["model.embed_tokens.weight"] *= 1000  # squares of these are beyond float16
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        exact = reference(config, {key: value.double() for key, value in weights.items()}, torch.float64)(tokens).logits
+        theirs = reference(config, weights, torch.float16)(tokens).logits
+    ours = Decoder(config, weights, torch.float16)(tokens, torch.arange(20), full_attention)
+    bound = 2 * error(theirs, exact) + 8 * torch.finfo(torch.float16).eps * float(exact.abs().max())
+    assert error(ours, exact) <= bound
+
+
 def test_positions_far_out_are_told_apart_in_bfloat16() -> None:
     config = ModelConfig.tiny(max_context=8192)
     decoder = Decoder(config, random_weights(config, 0), torch.bfloat16)

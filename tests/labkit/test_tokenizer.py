@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from gguf import TokenType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
@@ -18,7 +19,7 @@ from tokenizers import decoders, models
 from labkit.checkpoints import CheckpointError, bundled_folder, gguf_file, gguf_tokenizer, load_tokenizer
 from labkit.config import ModelConfig
 from labkit.tokenizer import StreamDecoder, Tokenizer, write_tokenizer
-from tests.labkit.gguf_files import SIZES, write_gguf
+from tests.labkit.gguf_files import SIZES, tokens_of, write_gguf
 
 LLAMA = ModelConfig.tiny(**SIZES)
 HI = [{"role": "user", "content": "hi"}]
@@ -138,6 +139,7 @@ def test_a_start_token_is_put_in_front_once_and_only_where_asked(tmp_path: Path)
     assert tokenizer.encode("hi", special=True) == [1, *plain]
     # The template of this file writes it too.
     assert tokenizer.chat_text(HI) == "<|im_start|>hi"
+    assert tokenizer.encode("hi") == plain
     assert tokenizer.chat(HI) == [1, *plain]
 
 
@@ -172,6 +174,9 @@ def test_a_folder_may_keep_its_template_and_its_ends_in_several_places(small: To
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.stop_ids == (2, 0)
     assert tokenizer.chat_text([{"role": "a", "content": "<é>"}]) == '{"role": "a", "content": "<é>"}'
+    # Templates are written for an environment that drops the lines of blocks.
+    (tmp_path / "chat_template.jinja").write_text("  {% if add_generation_prompt %}\nA\n  {% endif %}\nB")
+    assert Tokenizer.from_folder(tmp_path).chat_text(HI) == "A\nB"
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
     assert Tokenizer.from_folder(tmp_path).stop_ids == (2, 0)
 
@@ -223,6 +228,22 @@ def test_each_family_cuts_digits_its_own_way(pre: str, pieces: list[str], tmp_pa
     assert tokenizer.decode(tokenizer.encode("hi 12 é")) == "hi 12 é"
 
 
+def test_a_word_of_the_vocabulary_needs_merges_unless_the_family_takes_it_whole(tmp_path: Path) -> None:
+    tokens, _, _ = tokens_of(LLAMA)
+    tokens[262] = "abc"
+    for pre, ids in [("llama-bpe", [262]), ("smollm", tiny(tmp_path).encode("abc"))]:
+        assert tiny(tmp_path, pre=pre, metadata={"tokenizer.ggml.tokens": tokens}).encode("abc") == ids
+    assert len(ids) == 3
+
+
+def test_tokens_that_users_defined_are_text_that_stays_in_one_piece(tmp_path: Path) -> None:
+    tokens, types, _ = tokens_of(LLAMA)
+    tokens[262], types[262] = "<tool>", TokenType.USER_DEFINED
+    tokenizer = tiny(tmp_path, metadata={"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    assert tokenizer.encode("hi<tool>") == [*tokenizer.encode("hi"), 262]
+    assert tokenizer.decode([262]) == "<tool>"
+
+
 def test_sentencepiece_vocabularies_decode_as_by_their_own_rules() -> None:
     vocabulary = {"<s>": 0, "<0x0A>": 1, "<0xC3>": 2, "<0xA9>": 3, "\u2581hi": 4, "\u2581": 5, "all": 6}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
@@ -230,9 +251,9 @@ def test_sentencepiece_vocabularies_decode_as_by_their_own_rules() -> None:
                                          decoders.Strip(" ", 1, 0)])
     backend.add_special_tokens(["<s>"])
     tokenizer = Tokenizer(backend, {"bos_token": "<s>"})
+    stream = StreamDecoder(tokenizer)
     for ids in ([4, 6], [0, 4, 5, 4], [6, 4], [4, 2, 3, 1], [5, 5, 6], []):
         assert tokenizer.decode(ids) == backend.decode(ids)
-        stream = StreamDecoder(tokenizer)
         assert "".join([stream.feed(index) for index in ids] + [stream.finish()]) == backend.decode(ids)
     backend.decoder = decoders.WordPiece()
     with pytest.raises(ValueError, match=r"only byte-level and SentencePiece.*WordPiece"):
