@@ -1,101 +1,167 @@
-"""A small lab in a temporary folder, to change and to break."""
+"""A lab of two modules, small enough to see through, with a suite that runs in a moment."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from labkit.manifest import Manifest, load_manifest
 
-REFERENCE = '''"""Counting."""
+MANIFEST = """
+[lab]
+id = "98"
+title = "halves"
+solutions = "halves"
+modules = ["numbers", "boxes"]
+
+[[task]]
+number = 1
+title = "numbers"
+goal = "Halve what is given."
+points = 10
+modules = ["numbers"]
+tests = ["test_half"]
+hints = ["a", "b", "c"]
+
+[[task]]
+number = 2
+title = "boxes"
+goal = "Keep things."
+points = 10
+requires = [1]
+modules = ["boxes"]
+tests = ["test_box"]
+hints = ["a", "b", "c"]
+
+[interface.functions]
+half = "numbers"
+
+[interface.classes.Box]
+module = "boxes"
+methods = ["put"]
+properties = ["size"]
+"""
+
+NUMBERS = '''"""Halves."""
 
 from __future__ import annotations
 
 # BEGIN SOLUTION
-from math import prod
+import operator
+
 # END SOLUTION
 
 
-def count(sizes: list[int]) -> int:
-    """How many numbers there are."""
-    if not sizes:
-        raise ValueError("sizes are missing")
+def half(number: int) -> int:
+    """Half of a number, rounded down."""
+    if number < 0:
+        raise ValueError(f"number must be at least 0, got {number}")
     # BEGIN SOLUTION
-    return prod(sizes) * len(["a single factor"])
+    return operator.floordiv(number, 2)
     # END SOLUTION
 
 
-class Box:
-    """A box."""
-
-    def volume(self, edge: int) -> int:
-        """Of a cube."""
-        # BEGIN SOLUTION
-        return edge * edge * edge
-        # END SOLUTION
-
-
 # BEGIN SOLUTION
-def _helper() -> None:
-    """For the reference only."""
+def _unused_helper() -> None:
+    """Gone from the stub."""
 
 
 # END SOLUTION
 '''
 
-LAB_TOML = """
-[lab]
-id = "99"
-title = "Counting"
-folder = "99_counting"
-solutions = "counting"
-modules = ["counting"]
+BOXES = '''"""Boxes."""
 
-[interface.functions]
-count = "counting"
+from __future__ import annotations
 
-[interface.classes.Box]
-module = "counting"
-methods = ["volume"]
+from .numbers import half
 
-[[task]]
-number = 1
-title = "Count"
-points = 10
-modules = ["counting"]
-goal = "Count the numbers."
-tests = ["test_count", "test_volume"]
-hints = ["one", "two", "three"]
-"""
+
+class Box:
+    """A box whose size is half of what was put in."""
+
+    def __init__(self) -> None:
+        self._things: list[int] = []
+
+    @property
+    def size(self) -> int:
+        """Half of the number of things."""
+        # BEGIN SOLUTION
+        return half(len(self._things))
+        # END SOLUTION
+
+    def put(self, thing: int) -> None:
+        """Put a thing in."""
+        # BEGIN SOLUTION
+        self._things.append(thing)
+        # END SOLUTION
+'''
 
 TESTS = """
-def test_count(lab):
-    assert lab.count([2, 3]) == 6
+import pytest
 
+@pytest.mark.task(1)
+@pytest.mark.parametrize("number", [0, 7])
+def test_half(lab, number):
+    assert type(lab.half(number + 2)) is int and lab.half(number + 2) == number // 2 + 1
+    with pytest.raises(ValueError):
+        lab.half(-1)
 
-def test_volume(lab):
-    assert lab.Box().volume(2) == 8
+@pytest.mark.task(2)
+def test_box(lab):
+    box = lab.Box()
+    assert box.size == 0
+    for thing in range(5):
+        box.put(thing)
+    assert box.size == 2
 """
 
-
-@dataclass(frozen=True)
-class SmallLab:
-    """The lab's manifest, and where its reference and its stub lie."""
-
-    manifest: Manifest
-    reference: Path
-    stub: Path
+CATALOGUE = """
+[[misconception]]
+name = "rounds-up"
+find = "operator.floordiv(number, 2)"
+replace = "operator.floordiv(number + 1, 2)"
+explanation = "Rounds up."
+question = "What is half of 7?"
+"""
 
 
 @pytest.fixture
-def small_lab(tmp_path: Path) -> SmallLab:
-    """Lab 99 with one module and one task; no stub is written yet."""
-    folder, solutions = tmp_path / "labs" / "99_counting", tmp_path / "solutions" / "counting"
-    (folder / "tests").mkdir(parents=True)
-    solutions.mkdir(parents=True)
-    (folder / "lab.toml").write_text(LAB_TOML)
-    (folder / "tests" / "test_counting.py").write_text(TESTS)
-    (solutions / "counting.py").write_text(REFERENCE)
-    return SmallLab(load_manifest("99", tmp_path), solutions / "counting.py", folder / "counting.py")
+def halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+    """The manifest of lab 98, whose suite the plugin finds as if the folder were the repository."""
+    folder, solutions, catalogue = (
+        tmp_path / name for name in ("labs/98_halves", "solutions/halves", "catalogue")
+    )
+    for made in (folder / "tests", solutions, catalogue):
+        made.mkdir(parents=True)
+    (folder / "lab.toml").write_text(MANIFEST)
+    (folder / "tests" / "test_halves.py").write_text(TESTS)
+    (solutions / "numbers.py").write_text(NUMBERS)
+    (solutions / "boxes.py").write_text(BOXES)
+    (catalogue / "numbers.toml").write_text(CATALOGUE)
+    manifest = load_manifest("98", tmp_path)
+    # The runs fork from this process, and so see what is patched here.
+    monkeypatch.setattr("labkit.pytest_plugin.available_labs", lambda: {"98": folder})
+    monkeypatch.setattr("labkit.pytest_plugin.load_manifest", lambda lab_id: manifest)
+    return manifest
+
+
+@pytest.fixture
+def catalogue(halves: Manifest) -> Path:
+    """Where the misconceptions of lab 98 lie."""
+    return halves.folder.parent.parent / "catalogue"
+
+
+@pytest.fixture
+def in_own_process() -> Callable[[str, Path], subprocess.CompletedProcess[str]]:
+    """Runs Python in a process that has never computed, as the runs need it."""
+
+    def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    return run

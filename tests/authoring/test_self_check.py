@@ -1,111 +1,125 @@
-"""The self-check: each fault that a lab may have is named."""
+"""The self-check: a sound lab has no faults, and each way to be unsound is found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from grader.authoring.runs import Case, Job, SuiteRun
-from grader.authoring.self_check import (
-    differences,
-    leaks,
-    manifest_faults,
-    reference_faults,
-    stub_faults,
-    untouched_faults,
+from grader.authoring.self_check import differences, leaks, manifest_faults, self_check
+from grader.authoring.stubs import write_stubs
+from labkit.manifest import Interface, Manifest
+
+
+def test_a_sound_lab_has_no_faults(halves: Manifest) -> None:
+    write_stubs(halves)
+    told: list[str] = []
+    assert self_check(halves, progress=told.append) == []
+    assert len(told) == 2
+
+
+def swap(manifest: Manifest, old: str, new: str, name: str = "tests/test_halves.py") -> None:
+    """Edit a file of the lab's folder."""
+    path = manifest.folder / name
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def break_reference(manifest: Manifest) -> None:
+    """The reference no longer does what the tests ask for."""
+    path = manifest.solutions / "numbers.py"
+    path.write_text(path.read_text().replace("(number, 2)", "(number, 3)"))
+
+
+BROKEN: list[tuple[str, Callable[[Manifest], object], str]] = [
+    ("a wrong reference", break_reference, "the reference fails test_half"),
+    (
+        "a test that asks for nothing",
+        lambda lab: swap(lab, "box = lab.Box()", "return"),
+        "an untouched stub passes test_box",
+    ),
+    (
+        "a test that hides the stub's message",
+        lambda lab: swap(lab, "    box = lab.Box()", "    try:\n        lab.Box().size\n    except Exception:\n"
+                         "        assert False\n    box = lab.Box()"),
+        "test_box fails without naming the task",
+    ),
+    (
+        "a wrong marker",
+        lambda lab: swap(lab, "task(2)", "task(1)"),
+        "marked task 1, but lab.toml lists it under task 2",
+    ),
+    ("a stale stub", lambda lab: (lab.folder / "boxes.py").unlink(), "boxes.py is out of date"),
+    ("tests that don't run", lambda lab: swap(lab, "import pytest", "import no_such_module"), "could not run"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN]
 )
-from labkit.manifest import Interface, LabClass, Manifest
-
-from .conftest import SmallLab
-
-
-def changed(manifest: Manifest, **fields: object) -> Manifest:
-    """The manifest with fields of its one task changed."""
-    (task,) = manifest.tasks
-    return replace(manifest, tasks=(replace(task, **fields),))  # type: ignore[arg-type]
+def test_an_unsound_lab_is_found_out(
+    halves: Manifest, break_it: Callable[[Manifest], object], said: str
+) -> None:
+    write_stubs(halves)
+    break_it(halves)
+    faults = self_check(halves)
+    assert any(said in fault for fault in faults), faults
 
 
-def one(faults: Iterable[str]) -> str:
-    """The only fault."""
-    found = list(faults)
-    assert len(found) == 1, found
-    return found[0]
+def test_the_manifest_is_compared_with_what_exists(halves: Manifest) -> None:
+    first, second = halves.tasks
+    tasks = (
+        replace(first, tests=("test_third",), hints=("a", " ", "c")),
+        replace(second, points=0, tests=(), hints=("a",)),
+    )
+    cls = halves.interface.classes["Box"]
+    interface = Interface(
+        {"half": "numbers", "third": "numbers"}, {"Box": replace(cls, methods=("take",)), "Bag": cls}
+    )
+    faults = "\n".join(manifest_faults(replace(halves, tasks=tasks, interface=interface)))
+    for said in (
+        "lists the test test_third", "defines test_half, which lab.toml lists under no task", "task 2: no points",
+        "task 2: no tests", "task 1: needs hints in 3 levels", "task 2: needs hints", "the function third",
+        "has Box.take", "the class Bag",
+    ):  # fmt: skip
+        assert said in faults
 
 
-def test_a_sound_lab_has_no_faults(small_lab: SmallLab) -> None:
-    assert list(manifest_faults(small_lab.manifest)) == []
-    assert list(stub_faults(small_lab.manifest)) == []
+SOLUTION = '''def f(a: int) -> int:
+    """What."""
+    # BEGIN SOLUTION
+    return a * 12345 + sum(range(a)) - 7
+    # END SOLUTION
 
 
-def test_tests_and_manifest_must_agree(small_lab: SmallLab) -> None:
-    lab = small_lab.manifest
-    tests = lab.tasks[0].tests
-    assert "lists the test test_gone" in one(manifest_faults(changed(lab, tests=(*tests, "test_gone"))))
-    assert "defines test_volume" in one(manifest_faults(changed(lab, tests=tests[:1])))
+# BEGIN SOLUTION
+def helper() -> None:
+    """Only the reference has it."""
 
 
-@pytest.mark.parametrize("hints", [("one", "two"), ("one", " ", "three"), ()])
-def test_hints_have_three_levels_and_none_is_empty(small_lab: SmallLab, hints: tuple[str, ...]) -> None:
-    assert "hints in 3 levels" in one(manifest_faults(changed(small_lab.manifest, hints=hints)))
+# END SOLUTION
+'''
+STUB = 'def f(a: int) -> int:\n    """What."""\n    raise NotImplementedError\n'
 
 
-def test_a_task_needs_points_and_tests(small_lab: SmallLab) -> None:
-    assert "no points" in one(manifest_faults(changed(small_lab.manifest, points=0)))
-    assert any("no tests" in fault for fault in manifest_faults(changed(small_lab.manifest, tests=())))
+def test_signatures_and_docstrings_are_compared() -> None:
+    assert not list(differences(SOLUTION, STUB))
+    for old, new in (
+        ("a: int", "b: int"),
+        ("-> int", "-> str"),
+        ("What.", "How."),
+        ("def f", "@cache\ndef f"),
+    ):
+        assert list(differences(SOLUTION, STUB.replace(old, new))) == [
+            "signature or docstring of f differs between reference and stub"
+        ]
+    assert list(differences(SOLUTION, "x = 1\n")) == ["the stub lacks f"]
 
 
-def test_the_interface_must_exist_in_the_reference(small_lab: SmallLab) -> None:
-    def faults(functions: dict[str, str], **classes: LabClass) -> str:
-        return one(manifest_faults(replace(small_lab.manifest, interface=Interface(functions, classes))))
-
-    assert "function missing" in faults({"missing": "counting"})
-    assert "class Crate" in faults({}, Crate=LabClass("counting"))
-    assert "Box.weight" in faults({}, Box=LabClass("counting", ("weight",)))
-
-
-def test_changed_signatures_and_docstrings_are_noticed() -> None:
-    solution = 'class A:\n    def f(self, x: int) -> int:\n        """Doc."""\n        return 1\n'
-    assert list(differences(solution, solution.replace("return 1", "raise NotImplementedError"))) == []
-    decorated = ("    def f", "    @cache\n    def f")
-    for old, new in (("x: int", "x: str"), ("-> int", "-> str"), ("Doc", "Text"), decorated):
-        assert "A.f" in one(differences(solution, solution.replace(old, new)))
-    assert "lacks A.f" in one(differences(solution, solution.replace("def f", "def g")))
-
-
-def test_a_telling_line_outside_the_region_leaks() -> None:
-    line = "total = sum(number * number for number in numbers)"
-    solution = f"def f(numbers):\n    # BEGIN SOLUTION\n    {line}\n    return total\n    # END SOLUTION\n"
-    assert line in one(leaks(solution, f"def f(numbers):\n    raise NotImplementedError\n\n# {line}\n{line}\n"))
-    assert list(leaks(solution, "def f(numbers):\n    raise NotImplementedError\n    return total\n")) == []
-
-
-def suite(**cases: Case) -> SuiteRun:
-    """A run that found these test functions."""
-    return SuiteRun(Job("the stubs", Path()), cases, 1.0)
-
-
-def test_what_untouched_stubs_may_not_do(small_lab: SmallLab) -> None:
-    text = "lab 99 task 1: count is not written yet"
-    sound = Case(1, failures=[text], not_attempted=[text])
-    assert list(untouched_faults(small_lab.manifest, suite(test_count=sound))) == []
-    assert "passes test_count" in one(untouched_faults(small_lab.manifest, suite(test_count=Case(1, passed=1))))
-    unclear = Case(1, failures=["TypeError: NoneType"])
-    assert "without naming the task" in one(untouched_faults(small_lab.manifest, suite(test_count=unclear)))
-
-
-def test_what_the_reference_may_not_do(small_lab: SmallLab) -> None:
-    assert list(reference_faults(small_lab.manifest, suite(test_count=Case(1, passed=3)))) == []
-    failing = suite(test_count=Case(1, failures=["6 is not 7"]))
-    assert "fails test_count: 6 is not 7" in one(reference_faults(small_lab.manifest, failing))
-    elsewhere = suite(test_count=Case(2, passed=1))
-    assert "marked task 2" in one(reference_faults(small_lab.manifest, elsewhere))
-
-
-def test_runs_that_broke_off_are_faults(small_lab: SmallLab) -> None:
-    broken = replace(suite(), error="SyntaxError")
-    assert "SyntaxError" in one(reference_faults(small_lab.manifest, broken))
-    slow = replace(suite(), timed_out="test_count")
-    assert "test_count was still running" in one(untouched_faults(small_lab.manifest, slow))
+def test_lines_of_the_solution_are_found_in_the_stub() -> None:
+    assert not list(leaks(SOLUTION, STUB))
+    leaking = STUB + "# as in\n#\nreturn_it = 1\nreturn a * 12345 + sum(range(a)) - 7\n"
+    assert list(leaks(SOLUTION, leaking)) == [
+        "the stub shows a line of the solution: return a * 12345 + sum(range(a)) - 7"
+    ]

@@ -1,118 +1,126 @@
-"""Stubs: what they keep, what they say, and whose files they overwrite."""
+"""Stubs: what they say, and that nobody's work is overwritten."""
 
 from __future__ import annotations
 
 import ast
-import re
+from dataclasses import replace
 
 import pytest
 
 from grader.authoring.regions import MarkerError
 from grader.authoring.stubs import (
+    WIDTH,
     Outcome,
     generate_stub,
     is_untouched,
     stale_stubs,
     strip_regions,
-    task_of_module,
     write_stubs,
 )
-from labkit.manifest import load_manifest
-
-from .conftest import SmallLab
-
-
-def run(source: str) -> dict[str, object]:
-    """The names that a module defines."""
-    names: dict[str, object] = {}
-    exec(compile(source, "stub.py", "exec"), names)
-    return names
+from labkit.errors import NOT_ATTEMPTED_MARKER
+from labkit.manifest import Manifest, available_labs, load_manifest
 
 
-def test_a_stub_keeps_signatures_and_checks_and_names_the_task(small_lab: SmallLab) -> None:
-    names = run(generate_stub(small_lab.manifest, "counting"))
-    count, box = names["count"], names["Box"]
-    assert count.__doc__ == "How many numbers there are."  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="sizes are missing"):
-        count([])  # type: ignore[operator]
-    with pytest.raises(NotImplementedError, match=r"^lab 99 task 1: count is not written yet\. Count the numbers"):
-        count([1])  # type: ignore[operator]
-    with pytest.raises(NotImplementedError, match=r"lab 99 task 1: Box\.volume"):
-        box().volume(2)  # type: ignore[operator]
+def test_code_is_replaced_and_everything_else_stays(halves: Manifest) -> None:
+    stub = generate_stub(halves, "numbers")
+    assert "operator" not in stub and "_unused_helper" not in stub
+    assert '"""Half of a number, rounded down."""' in stub and "must be at least 0" in stub
+    namespace: dict[str, object] = {}
+    exec(stub, namespace)
+    half = namespace["half"]
+    assert callable(half)
+    with pytest.raises(
+        NotImplementedError, match=f"lab 98 task 1: half is {NOT_ATTEMPTED_MARKER}. Halve what"
+    ):
+        half(3)
+    with pytest.raises(ValueError, match="at least 0"):
+        half(-3)
 
 
-def test_solution_only_imports_and_helpers_are_gone(small_lab: SmallLab) -> None:
-    stub = generate_stub(small_lab.manifest, "counting")
-    for gone in ("SOLUTION", "prod", "_helper", "edge * edge"):
-        assert gone not in stub, f"{gone!r} still stands in the stub"
-    assert "\n\n\n\n" not in stub, "a deleted region leaves its blank lines behind"
+def test_methods_are_named_with_their_class(halves: Manifest) -> None:
+    stub = generate_stub(halves, "boxes")
+    assert "lab 98 task 2: Box.size is" in stub and "lab 98 task 2: Box.put is" in stub
 
 
-def test_a_kernel_gets_a_static_assertion() -> None:
-    source = "@triton.jit\ndef add(x):\n    # BEGIN SOLUTION\n    y = x\n    # END SOLUTION\n"
-    task = load_manifest("07").task(1)
-    stub = strip_regions(source, "add.py", "06", task)
-    assert re.search(r'    tl\.static_assert\(\n        False,\n        "lab 06 task 1', stub)
-    assert "raise" not in stub
+def test_kernels_fail_by_a_static_assertion(halves: Manifest) -> None:
+    source = "@triton.jit\ndef kernel(x):\n    # BEGIN SOLUTION\n    y = x\n    # END SOLUTION\n"
+    stub = strip_regions(source, "kernel.py", "98", halves.task(1))
+    statement = ast.parse(stub).body[0].body[0]  # type: ignore[attr-defined]
+    assert ast.unparse(statement).startswith(
+        "tl.static_assert(False, 'lab 98 task 1: kernel is not written yet."
+    )
 
 
-def test_a_goal_with_quotes_and_backslashes_still_gives_python(small_lab: SmallLab) -> None:
-    task = load_manifest("07").task(1)
-    odd = type(task)(**{**vars(task), "goal": 'Say "no" to \\n and ' + "long words " * 20})
-    stub = strip_regions(small_lab.reference.read_text(), "counting.py", "99", odd)
-    with pytest.raises(NotImplementedError, match=re.escape('Say "no" to \\n and long words long')):
-        run(stub)["count"]([1])  # type: ignore[operator]
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1\n", "no marked region"),
+        ("class Box:\n    # BEGIN SOLUTION\n    x = 1\n    # END SOLUTION\n", "no Python any more"),
+    ],
+)
+def test_files_that_leave_no_stub_are_refused(halves: Manifest, source: str, said: str) -> None:
+    with pytest.raises(MarkerError, match=said):
+        strip_regions(source, "bad.py", "98", halves.task(1))
 
 
-def test_a_region_around_everything_a_block_has_is_refused() -> None:
-    task = load_manifest("07").task(1)
-    with pytest.raises(MarkerError, match="no Python any more"):
-        strip_regions("class A:\n    # BEGIN SOLUTION\n    x = 1\n    # END SOLUTION\n", "a.py", "07", task)
-    with pytest.raises(MarkerError, match="no marked region"):
-        strip_regions("x = 1\n", "a.py", "07", task)
+def test_a_goal_with_quotes_and_backslashes_still_gives_python(halves: Manifest) -> None:
+    goal = 'Say "\\n", then \\ and {braces}.'
+    source = "def f():\n    # BEGIN SOLUTION\n    return 1\n    # END SOLUTION\n"
+    namespace: dict[str, object] = {}
+    exec(strip_regions(source, "f.py", "98", replace(halves.task(1), goal=goal)), namespace)
+    function = namespace["f"]
+    assert callable(function)
+    with pytest.raises(NotImplementedError) as caught:
+        function()
+    assert goal in str(caught.value)
 
 
-def test_only_absent_and_untouched_files_are_written(small_lab: SmallLab) -> None:
-    def outcome(force: bool = False) -> Outcome:
-        (report,) = write_stubs(small_lab.manifest, force=force)
-        assert report.path == small_lab.stub
-        return report.outcome
-
-    assert outcome() is Outcome.WRITTEN
-    assert outcome() is Outcome.UNCHANGED
-    assert is_untouched(small_lab.stub.read_text())
-
-    # A newer reference replaces a stub that nobody has edited ...
-    small_lab.reference.write_text(small_lab.reference.read_text().replace("How many", "Just how many"))
-    assert stale_stubs(small_lab.manifest) == [small_lab.stub]
-    assert outcome() is Outcome.WRITTEN
-    assert stale_stubs(small_lab.manifest) == []
-
-    # ... and never one that somebody has.
-    edited = small_lab.stub.read_text().replace("raise NotImplementedError(", "return 6\n    (", 1)
-    small_lab.stub.write_text(edited)
-    small_lab.reference.write_text(small_lab.reference.read_text().replace("Just how", "Exactly how"))
-    assert outcome() is Outcome.KEPT
-    assert small_lab.stub.read_text() == edited
-    assert stale_stubs(small_lab.manifest) == [], "a student's own file is not out of date"
-    assert outcome(force=True) is Outcome.WRITTEN
-    assert "Exactly how many" in small_lab.stub.read_text()
-    assert list(small_lab.stub.parent.glob(".*")) == [], "a temporary file is left behind"
+def test_a_module_of_two_tasks_is_refused(halves: Manifest) -> None:
+    both = replace(halves, tasks=tuple(replace(task, modules=("numbers",)) for task in halves.tasks))
+    with pytest.raises(ValueError, match="exactly one task, belongs to 2"):
+        generate_stub(both, "numbers")
 
 
-def test_a_missing_reference_and_an_ambiguous_task_are_refused(small_lab: SmallLab) -> None:
-    small_lab.reference.unlink()
-    with pytest.raises(ValueError, match=r"counting\.py is missing"):
-        write_stubs(small_lab.manifest)
-    assert not small_lab.stub.exists()
-    with pytest.raises(ValueError, match="belongs to 0"):
-        task_of_module(small_lab.manifest, "unknown")
+def test_a_missing_reference_is_named(halves: Manifest) -> None:
+    (halves.solutions / "boxes.py").unlink()
+    with pytest.raises(ValueError, match=r"boxes\.py is missing"):
+        write_stubs(halves)
+    assert not list(halves.folder.glob("*.py")), "a refused command wrote some stubs all the same"
 
 
-@pytest.mark.parametrize("module", load_manifest("07").modules)
-def test_stubs_of_lab_07_are_python_and_say_how_to_go_on(module: str) -> None:
-    stub = generate_stub(load_manifest("07"), module)
-    ast.parse(stub)
-    number = task_of_module(load_manifest("07"), module).number
-    assert f"make test-lab07 TASK={number}" in stub.splitlines()[1]
-    assert max(map(len, stub.splitlines())) <= 120
+def test_edited_files_are_kept_and_untouched_ones_renewed(halves: Manifest) -> None:
+    assert {report.outcome for report in write_stubs(halves)} == {Outcome.WRITTEN}
+    assert {report.outcome for report in write_stubs(halves)} == {Outcome.UNCHANGED}
+    assert not stale_stubs(halves)
+
+    mine = halves.folder / "numbers.py"
+    mine.write_text(mine.read_text() + "\n# my thoughts\n")
+    edited = mine.read_text()
+    for name in ("numbers", "boxes"):
+        reference = halves.solutions / f"{name}.py"
+        reference.write_text(
+            reference.read_text().replace('"""H', '"""All h').replace('"""A box', '"""The box')
+        )
+    assert stale_stubs(halves) == [halves.folder / "boxes.py"]
+    outcomes = {report.path.name: report.outcome for report in write_stubs(halves)}
+    assert outcomes == {"numbers.py": Outcome.KEPT, "boxes.py": Outcome.WRITTEN}
+    assert mine.read_text() == edited
+
+    assert write_stubs(halves, force=True)[0].outcome is Outcome.WRITTEN
+    assert is_untouched(mine.read_text())
+
+
+def test_a_file_without_the_header_counts_as_edited() -> None:
+    assert not is_untouched("")
+    assert not is_untouched("x = 1\n")
+    assert not is_untouched("# Generated (mark 0123456789abcdef)\nx = 1\n")
+
+
+@pytest.mark.parametrize("lab_id", available_labs())
+def test_the_labs_own_stubs_are_sound(lab_id: str) -> None:
+    manifest = load_manifest(lab_id)
+    for module in manifest.modules:
+        stub = generate_stub(manifest, module)
+        assert is_untouched(stub) and "SOLUTION" not in stub
+        raised = [line for line in stub.splitlines() if NOT_ATTEMPTED_MARKER in line]
+        assert raised and all(len(line) <= WIDTH for line in raised)
