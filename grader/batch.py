@@ -169,7 +169,8 @@ def _begin(
     except Exception as error:
         text = clean_text("".join(traceback.format_exception(error)))
         tasks = same_for_all(manifest, Verdict.INTERNAL_ERROR, f"the grader failed on this submission: {text}")
-        return SubmissionResult(name, "", tasks, flags=(f"the grader failed: {type(error).__name__}: {error}",))
+        flag = clean_text(f"the grader failed: {type(error).__name__}: {error}")
+        return SubmissionResult(name, "", tasks, flags=(flag,))
 
 
 class _Running:
@@ -201,7 +202,7 @@ class _Running:
         name = self._submission.name
         try:
             record = json.loads(self.connection.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):  # the latter if it was killed in the middle of a message
             self._open = False
             return
         if record["kind"] == "case":

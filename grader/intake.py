@@ -68,10 +68,13 @@ def find_entries(submissions: Path) -> dict[str, Path]:
         raise ValueError(f"{submissions} is empty; put one folder, .zip or .tar.gz for each student in it")
     short = [_short_name(path) for path in paths]
     # "ada" and "ada.zip" side by side keep their full names, so that no result hides another.
-    return {
-        clean_text(path.name if short.count(name) > 1 else name, 200): path
-        for name, path in zip(short, paths, strict=True)
-    }
+    entries: dict[str, Path] = {}
+    for name, path in zip(short, paths, strict=True):
+        shown = clean_text(path.name if short.count(name) > 1 else name, 200) or "unnamed"
+        # Names may have become equal by losing what cannot be printed.
+        same = sum(other == shown or other.startswith(f"{shown} (") for other in entries)
+        entries[f"{shown} ({same + 1})" if shown in entries else shown] = path
+    return entries
 
 
 def take_in(name: str, entry: Path, manifest: Manifest, destination: Path) -> Submission:

@@ -26,7 +26,7 @@ class Journal:
             kind: what happened, e.g. "case".
             fields: whatever JSON can say.
         """
-        self._file.write(json.dumps({"kind": kind, **fields}, ensure_ascii=False) + "\n")
+        self._file.write(json.dumps({"kind": kind, **fields}) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grader.authoring.regions import BEGIN, END
 from grader.authoring.stubs import generate_stub, solution_source
@@ -86,27 +87,19 @@ def load_samples(manifest: Manifest) -> list[Sample]:
     return [_sample(manifest, entry) for entry in tomllib.loads(path.read_text(encoding="utf-8"))["sample"]]
 
 
-def _sample(manifest: Manifest, entry: dict[str, object]) -> Sample:
+def _sample(manifest: Manifest, entry: dict[str, Any]) -> Sample:
     given = dict(entry)
     verdicts = given.pop("verdicts", {})
-    by_test: list[tuple[str, Verdict]] = []
-    assert isinstance(verdicts, dict)
-    for verdict, tests in verdicts.items():
-        by_test += [(test, Verdict(verdict)) for test in tests]
-    edits = given.pop("edit", [])
-    assert isinstance(edits, list)
     try:
         sample = Sample(
-            **{
-                **{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()},
-                "edits": tuple(Edit(**edit) for edit in edits),
-                "own": tuple(given.get("own", {}).items()),  # type: ignore[attr-defined]
-                "files": tuple(given.get("files", {}).items()),  # type: ignore[attr-defined]
-                "default": Verdict(given.get("default", "passed")),
-                "verdicts": tuple(by_test),
-            }
+            edits=tuple(Edit(**edit) for edit in given.pop("edit", ())),
+            own=tuple(given.pop("own", {}).items()),
+            files=tuple(given.pop("files", {}).items()),
+            default=Verdict(given.pop("default", "passed")),
+            verdicts=tuple((test, Verdict(verdict)) for verdict, tests in verdicts.items() for test in tests),
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()},
         )
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"sample {entry.get('name')!r}: {error}") from error
     for what, value, allowed in (
         ("kind", sample.kind, KINDS),
@@ -205,10 +198,9 @@ def _malformed(special: str, module: str) -> bytes:
     if special == "traversal":
         return _zipped({f"../../{module}.py": "raise SystemExit\n", f"{module}.py": "raise SystemExit\n"})
     packed = io.BytesIO()
-    with (
-        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open(zipfile.ZipInfo(f"{module}.py", (2026, 1, 1, 0, 0, 0)), "w", force_zip64=True) as file,
-    ):
+    entry = zipfile.ZipInfo(f"{module}.py", (2026, 1, 1, 0, 0, 0))
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(packed, "w") as archive, archive.open(entry, "w", force_zip64=True) as file:
         for _ in range(_BOMB_BYTES >> 20):
             file.write(b"#" * (1 << 20))
     return packed.getvalue()

@@ -128,7 +128,7 @@ def run_suite(run: SuiteRun, report: Callable[[CaseResult], None]) -> dict[str, 
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with (
-        tempfile.TemporaryDirectory(prefix="staged-") as staged,
+        tempfile.TemporaryDirectory(prefix="staged-", dir=run.folder.parent) as staged,
         SubmissionWorker(run.manifest, Path(staged), run.tier, run.limits) as worker,
     ):
         staging = Staging(run.manifest, run.folder, Path(staged))
@@ -238,7 +238,9 @@ class _Judge:
         if decision is None:
             self._phases = []
             return None
-        self._send(item, decision.verdict, decision.message)
+        integration = item.get_closest_marker("integration") is not None
+        name = _function(item)
+        self._report(CaseResult(name, name, decision.verdict, decision.message, integration))
         return True
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -265,7 +267,8 @@ class _Judge:
         task = self._task(item)
         assert task is not None
         verdict, message = max(self._phases, key=lambda phase: phase[0].severity)
-        self._send(item, verdict, message)
+        integration = item.get_closest_marker("integration") is not None
+        self._report(CaseResult(_function(item), item.name, verdict, message, integration))
         self._time_outs[task.number] += verdict.is_timeout
         if self._worker.cpu_seconds >= self._run.limits.total_cpu_seconds:
             seconds = f"{self._run.limits.total_cpu_seconds:.0f}"
@@ -274,10 +277,6 @@ class _Judge:
                 self._decided.setdefault(each.number, Decision(Verdict.TIMEOUT_CPU, text))
         elif self._time_outs[task.number] >= TIME_OUTS_PER_TASK:
             self._decided[task.number] = Decision(verdict, "not run: its task was ended after three time-outs")
-
-    def _send(self, item: pytest.Item, verdict: Verdict, message: str) -> None:
-        integration = item.get_closest_marker("integration") is not None
-        self._report(CaseResult(_function(item), item.name, verdict, message, integration))
 
     def _provide(self, item: pytest.Item, manifest: Manifest) -> AbstractContextManager[LabClient]:
         return self._worker.test()
