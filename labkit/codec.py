@@ -187,6 +187,7 @@ class Decoder:
         self._import_handle = import_handle
         self._finish = finish
         self._nodes = 0
+        self._copied_bytes = 0
         count = message.header.get("num_storages", 0)
         if type(count) is not int or not 0 <= count <= len(message.buffers):
             raise ProtocolFault("the number of storages is wrong")
@@ -275,8 +276,9 @@ class Decoder:
         if view.end * view.dtype.itemsize > flat.numel():
             raise ProtocolFault("a tensor reaches beyond its buffer")
         # Strides of 0 let a small buffer pose as a huge tensor: bound what a copy of it would take.
-        if torch.Size(shape).numel() * view.dtype.itemsize > MAX_TENSOR_BYTES:
-            raise ProtocolFault("a tensor is too large")
+        self._copied_bytes += torch.Size(shape).numel() * view.dtype.itemsize
+        if self._copied_bytes > MAX_TENSOR_BYTES:
+            raise ProtocolFault(f"tensors that take more than {MAX_TENSOR_BYTES >> 20} MiB")
         if view.end == view.offset:
             return torch.empty(shape, dtype=view.dtype)
         tensor = view.of(flat)

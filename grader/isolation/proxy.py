@@ -26,7 +26,10 @@ from labkit.codec import Message
 from labkit.errors import ProtocolFault, StudentError
 from labkit.manifest import Manifest
 
-_MEMORY_WORDS = ("MemoryError", "not enough memory", "can't allocate memory", "Cannot allocate memory")
+# How Python, NumPy, torch and the system say that memory is out; a ValueError with such words is a student's own.
+_MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError", "OutOfMemoryError")
+_MEMORY_CARRIERS = ("RuntimeError", "OSError")
+_MEMORY_WORDS = ("not enough memory", "can't allocate memory", "Cannot allocate memory")
 _GRACE_SECONDS = 1.0
 _RSS_EVERY_SECONDS = 0.5
 
@@ -141,6 +144,8 @@ class SubmissionWorker:
 
     def reap(self, grace: float) -> dict[str, Any] | None:
         """Ends the current test's process; how it ended, or None if the worker itself is gone."""
+        if self._control is None:
+            return None
         try:
             ended = self._order({"op": "reap", "alone": self._tier is Tier.BWRAP, "grace": grace})
         except WorkerFailed:
@@ -248,7 +253,7 @@ class PipeTransport:
     def __init__(self, worker: SubmissionWorker, sock: socket.socket) -> None:
         self._worker = worker
         self._sock = sock
-        self._deadline = time.monotonic() + worker.limits.wall_seconds
+        self._seconds_left = worker.limits.wall_seconds
         self._failure: WorkerFailed | None = None
         self._reaped = False
         self._looked = 0.0
@@ -263,12 +268,10 @@ class PipeTransport:
         if self._failure is not None:
             raise self._failure
         try:
-            wire.send(self._sock, message, self._deadline)
-            while True:
-                reply = wire.receive(self._sock, self._deadline, self._look)
-                if "callback" not in reply.header:
-                    return self._checked(reply)
-                wire.send(self._sock, on_callback(reply), self._deadline)
+            reply = self._exchange(message)
+            while "callback" in reply.header:
+                reply = self._exchange(on_callback(reply))
+            return self._checked(reply)
         except wire.Closed:
             self._failure = self._ended(_GRACE_SECONDS)
         except wire.DeadlinePassed:
@@ -281,6 +284,15 @@ class PipeTransport:
         except WorkerFailed as failure:
             self._failure = failure
         raise self._failure from None
+
+    def _exchange(self, message: Message) -> Message:
+        """Sends and receives; only the time that the other side takes counts, not what the test computes itself."""
+        begun = time.monotonic()
+        deadline = begun + self._seconds_left
+        wire.send(self._sock, message, deadline)
+        reply = wire.receive(self._sock, deadline, self._look)
+        self._seconds_left -= time.monotonic() - begun
+        return reply
 
     def cause(self) -> BaseException | None:
         """The original exception stays in the sandbox."""
@@ -304,9 +316,10 @@ class PipeTransport:
     @staticmethod
     def _checked(reply: Message) -> Message:
         error = reply.header.get("error")
-        if isinstance(error, dict) and any(
-            word in f"{error.get('name')}: {error.get('message')}" for word in _MEMORY_WORDS
-        ):
+        if not isinstance(error, dict):
+            return reply
+        name, message = str(error.get("name")), str(error.get("message"))
+        if name in _MEMORY_ERRORS or (name in _MEMORY_CARRIERS and any(word in message for word in _MEMORY_WORDS)):
             raise WorkerFailed(Outcome.MEMORY, "asked for more memory than it may use")
         return reply
 

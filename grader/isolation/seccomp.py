@@ -48,6 +48,8 @@ def install(own_pid: int) -> None:
     rules.add_rule(refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_THREAD, 0))
     for name in ("kill", "tgkill"):
         rules.add_rule(refuse, name, pyseccomp.Arg(0, pyseccomp.NE, own_pid))
+    # 0 is the process itself; another one's limits are not its business.
+    rules.add_rule(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
     # Shared anonymous memory is not counted by RLIMIT_DATA.
     shared = pyseccomp.Arg(3, pyseccomp.MASKED_EQ, _MAP_SHARED_ANONYMOUS, _MAP_SHARED_ANONYMOUS)
     rules.add_rule(pyseccomp.ERRNO(errno.ENOMEM), "mmap", shared)

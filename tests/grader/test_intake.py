@@ -212,6 +212,14 @@ def test_entries_keep_apart_and_have_printable_names(tmp_path: Path) -> None:
     assert sorted(names) == ["ada", "ada.zip", "bad[31mname", "bob"]
 
 
+def test_names_that_become_equal_when_cleaned_hide_no_submission(tmp_path: Path) -> None:
+    for name in (b"ada", b"ada\xff", b"a\x07da", b"\xff"):
+        os.mkdir(os.fsencode(tmp_path) + b"/" + name)
+    entries = find_entries(tmp_path)
+    assert sorted(entries) == ["ada", "ada (2)", "ada (3)", "unnamed"]
+    assert len(set(entries.values())) == 4
+
+
 def test_a_missing_or_empty_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere"):
         find_entries(tmp_path / "nowhere")

@@ -84,5 +84,8 @@ def test_a_journal_survives_an_interruption_and_is_continued(tmp_path: Path) -> 
     with Journal(path) as journal:
         journal.write("case", test="test_b")
     assert [record["test"] for record in read_journal(path)] == ["test_a", "test_b"]
-    path.write_text(path.read_text()[:-5])
+    with Journal(path) as journal:
+        journal.write("end", failure="half a character: \ud800")
+    assert read_journal(path)[-1]["failure"].endswith("\ud800")
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:2])[:-5])
     assert [record["test"] for record in read_journal(path)] == ["test_a"]

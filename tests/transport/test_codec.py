@@ -171,3 +171,11 @@ def test_deep_nesting_is_a_protocol_fault() -> None:
         node = [node]
     with pytest.raises(ProtocolFault):
         Decoder(Message({}), snapshot=True).decode(node)
+
+
+def test_small_buffers_cannot_pose_as_more_memory_than_one_message_may_take() -> None:
+    buffer = bytearray(16)
+    node = {"t": "tensor", "dtype": "uint8", "shape": [1 << 28], "stride": [0], "offset": 0, "storage": 0}
+    decoder = Decoder(Message({"num_storages": 1}, [buffer]), snapshot=True)
+    with pytest.raises(ProtocolFault, match="MiB"):
+        decoder.decode([node] * 5)
