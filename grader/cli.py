@@ -38,13 +38,14 @@ def grade(
     no_sandbox: Annotated[
         bool, typer.Option("--no-sandbox", help="where no sandbox works: run submissions unprotected")
     ] = False,
-    only: Annotated[str | None, typer.Option(help="grade this submission only")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="grade this submission; may be repeated")] = None,
+    cpu_seconds: Annotated[int, typer.Option(min=1, help="processor time that one test may take")] = 20,
 ) -> None:
     """Grade a folder of submissions; 0: all graded, 3: some need a person, 2: nothing was run."""
     # Imported here, so that `hint` and `--help` answer at once.
     from grader.batch import Batch, default_jobs, grade_all
     from grader.intake import find_entries
-    from grader.isolation.sandbox import SandboxUnavailable, Tier, choose_tier
+    from grader.isolation.sandbox import Limits, SandboxUnavailable, Tier, choose_tier
     from grader.reports.csv_report import write_csv
     from grader.reports.facts import run_facts
     from grader.reports.json_report import write_json
@@ -54,10 +55,10 @@ def grade(
     manifest = _manifest(lab)
     try:
         entries = find_entries(submissions)
-        if only is not None:
-            if only not in entries:
-                raise ValueError(f"there is no submission {only!r}; there are: {', '.join(entries)}")
-            entries = {only: entries[only]}
+        if only:
+            if unknown := [name for name in only if name not in entries]:
+                raise ValueError(f"there is no submission {unknown[0]!r}; there are: {', '.join(entries)}")
+            entries = {name: path for name, path in entries.items() if name in only}
         tier = choose_tier(no_sandbox)
         out.mkdir(parents=True, exist_ok=True)
     except SandboxUnavailable as error:
@@ -70,7 +71,8 @@ def grade(
     if tier is Tier.NONE:
         warning = "NO SANDBOX: submissions run with your rights and can read and change your files."
         _err.print(Panel(warning, style="bold white on red"))
-    batch = Batch(manifest, entries, out, tier, seed, jobs or default_jobs())
+    limits = Limits(cpu_seconds=cpu_seconds)
+    batch = Batch(manifest, entries, out, tier, seed, jobs or default_jobs(), limits)
     try:
         with LiveProgress(_out, len(entries)) as progress:
             results = grade_all(batch, progress)

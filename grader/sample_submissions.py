@@ -89,15 +89,17 @@ def load_samples(manifest: Manifest) -> list[Sample]:
 
 def _sample(manifest: Manifest, entry: dict[str, Any]) -> Sample:
     given = dict(entry)
-    verdicts = given.pop("verdicts", {})
+    verdicts, edits = given.pop("verdicts", {}), given.pop("edit", ())
+    own, files, default = given.pop("own", {}), given.pop("files", {}), given.pop("default", "passed")
+    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     try:
         sample = Sample(
-            edits=tuple(Edit(**edit) for edit in given.pop("edit", ())),
-            own=tuple(given.pop("own", {}).items()),
-            files=tuple(given.pop("files", {}).items()),
-            default=Verdict(given.pop("default", "passed")),
-            verdicts=tuple((test, Verdict(verdict)) for verdict, tests in verdicts.items() for test in tests),
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()},
+            edits=tuple(Edit(**edit) for edit in edits),
+            own=tuple(own.items()),
+            files=tuple(files.items()),
+            default=Verdict(default),
+            verdicts=_expanded(manifest, verdicts),
+            **plain,
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"sample {entry.get('name')!r}: {error}") from error
@@ -113,6 +115,15 @@ def _sample(manifest: Manifest, entry: dict[str, Any]) -> Sample:
     if unknown or len(sample.points) != len(manifest.tasks):
         raise ValueError(f"sample {sample.name}: it needs points for each task and tests that exist; not {unknown}")
     return sample
+
+
+def _expanded(manifest: Manifest, verdicts: dict[str, list[str]]) -> tuple[tuple[str, Verdict], ...]:
+    """Verdicts by test, from names of tests and "task n" for all tests of a task; a test's own name comes first."""
+    tasks = {f"task {task.number}": task.tests for task in manifest.tasks}
+    named = [(name, Verdict(verdict)) for verdict, names in verdicts.items() for name in names]
+    by_test = {test: verdict for name, verdict in named for test in tasks.get(name, ())}
+    by_test.update((name, verdict) for name, verdict in named if name not in tasks)
+    return tuple(by_test.items())
 
 
 def write_samples(manifest: Manifest, samples: Sequence[Sample], out: Path, only: str | None = None) -> list[Path]:

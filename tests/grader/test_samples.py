@@ -1,0 +1,136 @@
+"""Every sample submission gets exactly the score and the verdicts that it has earned, and the same ones again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grader.isolation.sandbox import bwrap_fault
+from grader.sample_submissions import Sample, load_samples, sample_files, write_samples
+from grader.verdicts import NEEDS_REVIEW, Verdict
+from labkit.manifest import load_manifest
+
+MANIFEST = load_manifest("07")
+SAMPLES = load_samples(MANIFEST)
+ROOT = Path(__file__).resolve().parents[2]
+AGAIN = ("crossing_token_dropped", "forged_results", "reads_the_answers", "zip_bomb")
+
+
+def grade(submissions: Path, out: Path, *options: str) -> int:
+    """Grades in a process of its own, as a user does; its forks must not inherit the threads of this one's torch."""
+    command = [sys.executable, "-m", "grader", "grade", "--lab", "07", "--cpu-seconds", "8"]
+    command += ["--submissions", str(submissions), "--out", str(out), *options]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
+    assert run.returncode in (0, 3), f"exit code {run.returncode}\n{run.stdout[-3000:]}\n{run.stderr[-3000:]}"
+    return run.returncode
+
+
+def read(out: Path) -> dict[str, dict[str, Any]]:
+    """Submissions of a JSON report by name."""
+    return {each["name"]: each for each in json.loads((out / "results.json").read_text())["submissions"]}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All samples."""
+    folder = tmp_path_factory.mktemp("samples")
+    write_samples(MANIFEST, SAMPLES, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def graded(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reports of one run over all samples."""
+    if fault := bwrap_fault():
+        pytest.skip(f"not verified here: {fault}")
+    out = tmp_path_factory.mktemp("grades")
+    assert grade(written, out) == 3, "refused samples need a person, which is exit code 3"
+    return out
+
+
+def test_points_of_the_recipes_are_those_of_their_verdicts() -> None:
+    for sample in SAMPLES:
+        for task, points in zip(MANIFEST.tasks, sample.points, strict=True):
+            passed = sum(sample.verdict_of(test) is Verdict.PASSED for test in task.tests)
+            assert round(task.points * passed / len(task.tests), 2) == points, f"{sample.name} task {task.number}"
+
+
+def test_samples_cover_both_kinds_and_many_verdicts() -> None:
+    verdicts = {sample.verdict_of(test) for sample in SAMPLES for task in MANIFEST.tasks for test in task.tests}
+    unreachable = {Verdict.INTERNAL_ERROR, Verdict.UNVERIFIED, Verdict.TIMEOUT_WALL}
+    assert verdicts == set(Verdict) - unreachable
+    assert {sample.kind for sample in SAMPLES} == {"ordinary", "hostile"}
+
+
+def test_an_edit_that_no_longer_fits_is_named() -> None:
+    from dataclasses import replace
+
+    from grader.sample_submissions import Edit
+
+    stale = replace(SAMPLES[0], edits=(Edit("sizing", "text that stands nowhere", "x"),))
+    with pytest.raises(ValueError, match="complete.*sizing 0 times"):
+        sample_files(MANIFEST, stale)
+
+
+def test_writing_again_never_writes_through_a_link(tmp_path: Path) -> None:
+    linked = [sample for sample in SAMPLES if sample.special == "symlink"]
+    (tmp_path / "precious").write_text("mine")
+    for _ in range(2):
+        (folder,) = write_samples(MANIFEST, linked, tmp_path / "out")
+        link = folder / "sizing.py"
+        assert link.is_symlink()
+        link.unlink()
+        link.symlink_to(tmp_path / "precious")
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_a_sample_gets_what_it_has_earned(sample: Sample, graded: Path) -> None:
+    got = read(graded)[sample.name]
+    for task in got["tasks"]:
+        for test in task["tests"]:
+            wanted = sample.verdict_of(test["name"]).value
+            assert test["verdict"] == wanted, f"{test['name']}: {test['verdict']}, not {wanted}: {test['message']}"
+    assert tuple(task["points"] for task in got["tasks"]) == sample.points
+    assert got["points"] == round(sum(sample.points), 2)
+    odd = any(sample.verdict_of(test) in NEEDS_REVIEW for task in MANIFEST.tasks for test in task.tests)
+    assert got["needs_review"] == odd
+
+
+def test_nothing_secret_is_found(graded: Path) -> None:
+    tests = read(graded)["reads_the_answers"]["tasks"][0]["tests"]
+    messages = [test["message"] for test in tests if test["verdict"] == "exception"]
+    assert messages and all("found 0 things" in message for message in messages), messages
+
+
+def test_the_originals_stay_as_they_are(written: Path, graded: Path, tmp_path: Path) -> None:
+    write_samples(MANIFEST, SAMPLES, tmp_path)
+    for path in sorted(tmp_path.rglob("*")):
+        other = written / path.relative_to(tmp_path)
+        if path.is_symlink():
+            assert other.readlink() == path.readlink()
+        elif path.is_file():
+            assert other.read_bytes() == path.read_bytes()
+
+
+def test_a_second_run_gives_equal_bytes(written: Path, graded: Path, tmp_path: Path) -> None:
+    names = [option for name in AGAIN for option in ("--only", name)]
+    grade(written, tmp_path, *names, "--jobs", "1")
+    first, second = read(graded), read(tmp_path)
+    assert set(second) == set(AGAIN)
+    for name in AGAIN:
+        assert json.dumps(second[name]) == json.dumps(first[name])
+    rows = (tmp_path / "results.csv").read_text().splitlines()
+    assert set(rows) <= set((graded / "results.csv").read_text().splitlines())
+
+
+def test_every_case_stands_in_the_journal(graded: Path) -> None:
+    records = [json.loads(line) for line in (graded / "journal.jsonl").read_text().splitlines()]
+    assert {r["name"] for r in records if r["kind"] == "submission"} == {sample.name for sample in SAMPLES}
+    complete = {r["test"] for r in records if r["kind"] == "case" and r["name"] == "complete"}
+    assert complete == {test for task in MANIFEST.tasks for test in task.tests}
