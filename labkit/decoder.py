@@ -229,6 +229,9 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def check_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless `weights` has exactly the names and shapes that `config` asks for."""
+    # Checked first: a damaged file may claim billions of layers, and naming all their weights would fill the memory.
+    if len(weights) < config.num_layers:
+        raise ValueError(f"a model of {config.num_layers} layers cannot have only {len(weights)} weights")
     shapes = weight_shapes(config)
     missing = [name for name in shapes if name not in weights]
     unknown = [name for name in weights if name not in shapes]

@@ -57,11 +57,14 @@ def metadata(reader: GGUFReader, key: str, default: Any = _REQUIRED) -> Any:
     """Return the value of one metadata key.
 
     Raises:
-        CheckpointError: the key is absent and no default was given.
+        CheckpointError: the key is absent and no default was given, or its value is damaged.
     """
     field = reader.get_field(key)
     if field is not None:
-        return field.contents()
+        try:
+            return field.contents()
+        except ValueError as error:
+            raise CheckpointError(f"the GGUF metadata {key!r} is damaged ({error}); download the file again") from error
     if default is _REQUIRED:
         raise CheckpointError(f"the GGUF file has no metadata {key!r}; it does not describe a complete model")
     return default
@@ -90,6 +93,8 @@ def read_config(reader: GGUFReader) -> ModelConfig:
     num_kv_heads = value("attention.head_count_kv", num_heads)
     if not isinstance(num_heads, int) or not isinstance(num_kv_heads, int):
         raise CheckpointError("head counts that differ from layer to layer are not supported; choose another model")
+    if not isinstance(hidden_size, int):
+        raise CheckpointError(f"the GGUF embedding_length must be a whole number, got {hidden_size!r}")
     head_dim = value("attention.key_length", hidden_size // max(num_heads, 1))
     if value("rope.dimension_count", head_dim) != head_dim:
         raise CheckpointError(f"RoPE over {value('rope.dimension_count')} of {head_dim} dimensions is not supported; "

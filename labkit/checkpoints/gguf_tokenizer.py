@@ -33,13 +33,18 @@ def read_tokenizer(reader: GGUFReader) -> tuple[Tokenizer, dict[str, Any]]:
         raise CheckpointError(f"GGUF tokenizer {kind!r} is not supported, only byte-level BPE ('gpt2'); "
                               f"give the model's Hugging Face folder instead")
     tokens = metadata(reader, "tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata(reader, "tokenizer.ggml.merges")]
+    merges = metadata(reader, "tokenizer.ggml.merges")
+    for name, entries in (("tokens", tokens), ("merges", merges)):
+        if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+            raise CheckpointError(f"the GGUF metadata tokenizer.ggml.{name} must be a list of strings; "
+                                  f"download it again")
     types = metadata(reader, "tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))
     if len(types) != len(tokens):
         raise CheckpointError(f"the GGUF file has {len(tokens)} tokens but {len(types)} token types; download it again")
     words = metadata(reader, "tokenizer.ggml.pre")
     try:
-        model = BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=words == "llama-bpe")
+        pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+        model = BPE({token: index for index, token in enumerate(tokens)}, pairs, ignore_merges=words == "llama-bpe")
     # The library raises plain Exception for a merge of tokens that do not exist.
     except Exception as error:
         raise CheckpointError(f"the tokenizer in the GGUF file is inconsistent ({error}); download it again") from error

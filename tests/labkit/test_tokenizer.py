@@ -199,6 +199,7 @@ def test_damaged_tokenizer_files_are_named(small: Tokenizer, tmp_path: Path) -> 
     ({"tokenizer.ggml.model": "llama"}, "GGUF tokenizer 'llama' is not supported"),
     ({"tokenizer.ggml.pre": "deepseek-v3"}, "GGUF pre-tokenizer 'deepseek-v3' is not supported.*smollm"),
     ({"tokenizer.ggml.tokens": None}, "no metadata 'tokenizer.ggml.tokens'"),
+    ({"tokenizer.ggml.merges": [1, 2]}, "merges must be a list of strings"),
     ({"tokenizer.ggml.token_type": [1, 1]}, "300 tokens but 2 token types"),
     ({"tokenizer.ggml.merges": ["h q"]}, "inconsistent"),
     ({"tokenizer.ggml.eos_token_id": 300}, "gives 300 as its eos token, but has 300 tokens"),
