@@ -127,11 +127,12 @@ def _cuts(span: tuple[int, int], begin: int, end: int) -> bool:
     return start < begin < stop or start < end < stop
 
 
-def _span(node: ast.AST) -> tuple[int, int]:
+def _span(node: ast.stmt | ast.excepthandler | ast.match_case) -> tuple[int, int]:
     """First and last line, decorators included."""
-    lines = [part.lineno for part in ast.walk(node) if hasattr(part, "lineno")]
-    ends = [part.end_lineno for part in ast.walk(node) if hasattr(part, "end_lineno")]
-    return min(lines), max(ends)
+    if isinstance(node, ast.match_case):
+        return node.pattern.lineno, node.body[-1].end_lineno or 0
+    first = [decorator.lineno for decorator in getattr(node, "decorator_list", ())]
+    return min([node.lineno, *first]), node.end_lineno or node.lineno
 
 
 def _is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -151,7 +151,8 @@ def lint_faults(manifest: Manifest, stubs: Path) -> Iterator[str]:
     if ruff is None:
         return
     for path in sorted(stubs.glob("*.py")):
-        name = manifest.folder / path.name
+        # As if it lay in `labs/`, wherever this lab does: the rules depend on the path.
+        name = ROOT / "labs" / manifest.folder.name / path.name
         result = subprocess.run(
             [ruff, "check", "--quiet", "--output-format", "concise", "--stdin-filename", str(name), "-"],
             input=path.read_text(encoding="utf-8"), capture_output=True, text=True, check=False, cwd=ROOT,

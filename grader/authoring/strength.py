@@ -19,7 +19,7 @@ from grader.authoring.misconceptions import (
 from grader.authoring.runs import Job, SuiteRun, run_all
 from labkit.manifest import Manifest
 
-MUTANT_SECONDS = 60.0
+MUTANT_SECONDS = 40.0
 """A mutant that loops for ever is as good as killed; the tests of a task take a few seconds."""
 
 WHOLE_SUITE_SECONDS = 300.0

@@ -41,14 +41,14 @@ BROKEN: list[tuple[str, Callable[[Manifest], object], str]] = [
     ),
     (
         "a test that hides the stub's message",
-        lambda lab: swap(lab, "    box = lab.Box()", "    try:\n        lab.Box().size\n    except Exception:\n"
-                         "        assert False\n    box = lab.Box()"),
+        lambda lab: swap(lab, "    box = lab.Box()", "    failed = False\n    try:\n        lab.Box().size\n"
+                         "    except Exception:\n        failed = True\n    assert not failed\n    box = lab.Box()"),
         "test_box fails without naming the task",
     ),
     (
         "a wrong marker",
         lambda lab: swap(lab, "task(2)", "task(1)"),
-        "marked task 1, but lab.toml lists it under task 2",
+        "is marked task 1, but",
     ),
     ("a stale stub", lambda lab: (lab.folder / "boxes.py").unlink(), "boxes.py is out of date"),
     ("tests that don't run", lambda lab: swap(lab, "import pytest", "import no_such_module"), "could not run"),
