@@ -73,7 +73,7 @@ def test_an_edit_that_no_longer_fits_is_named() -> None:
     from grader.sample_submissions import Edit
 
     stale = replace(SAMPLES[0], edits=(Edit("sizing", "text that stands nowhere", "x"),))
-    with pytest.raises(ValueError, match="complete.*sizing 0 times"):
+    with pytest.raises(ValueError, match=r"complete.*sizing 0 times"):
         sample_files(MANIFEST, stale)
 
 
