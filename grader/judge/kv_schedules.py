@@ -35,6 +35,8 @@ class Schedule:
         self.ledger = Ledger(self.num_blocks * self.block_size)
         self.live: list[Sequence] = []
         self.shared = [self._some_tokens(self.random.randint(1, 4 * self.block_size)) for _ in range(3)]
+        self.collisions = False
+        """Whether the cache's hash is so weak that a block may not get in; then it need not be found either."""
         self.started = self.grown = self.refused = self.hit_blocks = 0
         self.where = f"seed {seed}, {self.num_blocks} blocks of {self.block_size}"
 
@@ -147,7 +149,7 @@ class Schedule:
             probe.namespace = sequence.namespace
             self._take_prefix(probe, [*sequence.tokens, 0])
             most = len(sequence.tokens) // self.block_size
-            assert len(probe.tokens) == most * self.block_size, (
+            assert self.collisions or len(probe.tokens) == most * self.block_size, (
                 f"{most} full blocks were just cached, but match of the same tokens and one more found "
                 f"{len(probe.tokens) // self.block_size}"
             )

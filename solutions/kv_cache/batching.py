@@ -110,9 +110,10 @@ def ragged_step(
             f"each sequence needs one list of tokens and a store of its own, got {len(tokens)} lists for "
             f"{len(stores)} stores"
         )
-    rows = [check_tokens(f"tokens[{i}]", row, decoder.config.vocab_size) for i, row in enumerate(tokens)]
+    for index, row in enumerate(tokens):
+        check_tokens(f"tokens[{index}]", row, decoder.config.vocab_size)
     # BEGIN SOLUTION
-    lengths, counts = [store.length for store in stores], [len(row) for row in rows]
+    lengths, counts = [store.length for store in stores], [len(row) for row in tokens]
     totals = [length + count for length, count in zip(lengths, counts, strict=True)]
     for index, (store, total) in enumerate(zip(stores, totals, strict=True)):
         if total > store.capacity:
@@ -124,7 +125,7 @@ def ragged_step(
         keys, values = (torch.cat(tensors, dim=2) for tensors in zip(*held, strict=True))
         return attention(q, keys, values, counts, totals)
 
-    packed = torch.tensor([[token for row in rows for token in row]])
+    packed = torch.tensor([[token for row in tokens for token in row]])
     try:
         with torch.no_grad():
             logits = decoder(packed, ragged_positions(lengths, counts), attend)

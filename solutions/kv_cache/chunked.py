@@ -33,9 +33,10 @@ def prefill_chunks(model: CachedModel, prompt: Sequence[int], chunk_size: int) -
 
     Source: Agrawal et al. 2024 (2403.02310); module section 2.4.
     """
-    ids = check_tokens("prompt", prompt, model.vocab_size)
+    check_tokens("prompt", prompt, model.vocab_size)
     check_count("chunk_size", chunk_size, 1)
     # BEGIN SOLUTION
+    ids = list(prompt)
     if model.length + len(ids) > model.capacity:
         raise ValueError(
             f"{model.length} tokens are remembered and a prompt of {len(ids)} exceeds the capacity of "

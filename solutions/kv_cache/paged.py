@@ -172,19 +172,19 @@ def paged_attention(
     """
     if not len(q) == len(block_tables) == len(lengths):
         raise ValueError(f"{len(q)} rows of queries, {len(block_tables)} tables and {len(lengths)} lengths")
-    for row, (table, length) in enumerate(zip(block_tables, lengths, strict=True)):
-        check_count(f"lengths[{row}]", length, 1)
-        if len(table) != -(-length // key_blocks.shape[1]):
-            raise ValueError(f"row {row}: {length} tokens don't need the {len(table)} blocks of its table")
-        if any(not 0 <= block < len(key_blocks) for block in table):
-            raise ValueError(f"row {row}: its table {list(table)} names a block outside 0 … {len(key_blocks) - 1}")
+    for row, blocks in enumerate(block_tables):
+        check_count(f"lengths[{row}]", lengths[row], 1)
+        if len(blocks) != -(-lengths[row] // key_blocks.shape[1]):
+            raise ValueError(f"row {row}: {lengths[row]} tokens don't need the {len(blocks)} blocks of its table")
+        if any(not 0 <= block < len(key_blocks) for block in blocks):
+            raise ValueError(f"row {row}: its table {list(blocks)} names a block outside 0 … {len(key_blocks) - 1}")
     # BEGIN SOLUTION
     rows = []
     for row, (table, length) in enumerate(zip(block_tables, lengths, strict=True)):
         # Cut before attending: a weight of 0 on what lies behind the last token would still turn its NaN into NaN.
         keys, values = (
-            blocks[list(table)].flatten(0, 1)[:length].transpose(0, 1).unsqueeze(0)
-            for blocks in (key_blocks, value_blocks)
+            memory[list(table)].flatten(0, 1)[:length].transpose(0, 1).unsqueeze(0)
+            for memory in (key_blocks, value_blocks)
         )
         rows.append(attention(q[row : row + 1], keys, values))
     return torch.cat(rows)

@@ -86,8 +86,9 @@ class PrefixCache:
         Raises:
             ValueError: the prompt is empty or holds something that is no token id.
         """
-        ids = check_tokens("tokens", tokens)
+        check_tokens("tokens", tokens)
         # BEGIN SOLUTION
+        ids = list(tokens)
         most = (len(ids) - 1) // self._block_size
         found, _, _ = self._walk(ids[: most * self._block_size], adapter, salt)
         for entry in found:
@@ -116,8 +117,9 @@ class PrefixCache:
             ValueError: the tokens are none, the blocks are too few for them, or one that is to be cached is free,
                 unknown, or cached already for other tokens. Nothing has changed then.
         """
-        ids = check_tokens("tokens", tokens)
+        check_tokens("tokens", tokens)
         # BEGIN SOLUTION
+        ids = list(tokens)
         full = len(ids) // self._block_size
         if len(blocks) < full:
             raise ValueError(f"{len(ids)} tokens fill {full} blocks of {self._block_size}, got {len(blocks)} blocks")
