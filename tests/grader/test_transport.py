@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import threading
 import time
@@ -22,11 +23,14 @@ Answer = Callable[[socket.socket], None]
 class MadeUpWorker:
     """Stands in for a submission's worker: its process ends well, whatever happens."""
 
-    limits = Limits(wall_seconds=1.0)
+    limits = Limits(wall_seconds=1.0, cpu_seconds=20)
+
+    def __init__(self, ended: dict[str, Any]) -> None:
+        self._ended = ended
 
     def reap(self, grace: float) -> dict[str, Any]:
         """How the process ended."""
-        return {"status": 0, "killed": True, "cpu": 0.0}
+        return self._ended
 
     def check_tree(self) -> None:
         """Nothing is too large."""
@@ -37,7 +41,7 @@ def transport() -> Any:
     """Starts a transport whose other side is run by a function, in a thread."""
     sockets: list[socket.socket] = []
 
-    def begin(answer: Answer) -> PipeTransport:
+    def begin(answer: Answer, **ended: Any) -> PipeTransport:
         ours, theirs = socket.socketpair()
         sockets.extend((ours, theirs))
 
@@ -46,7 +50,7 @@ def transport() -> Any:
                 answer(theirs)
 
         threading.Thread(target=run, daemon=True).start()
-        return PipeTransport(MadeUpWorker(), ours)  # type: ignore[arg-type]
+        return PipeTransport(MadeUpWorker({"status": 0, "killed": True, "cpu": 0.0, **ended}), ours)  # type: ignore[arg-type]
 
     yield begin
     for sock in sockets:
@@ -119,6 +123,29 @@ def test_running_out_of_memory_is_told_from_a_refusal_that_speaks_of_it(
     with pytest.raises(WorkerFailed) as caught:
         pipe.request(Message({}), no_callback)
     assert caught.value.outcome is Outcome.MEMORY
+
+
+@pytest.mark.parametrize(
+    ("status", "killed", "cpu", "outcome"),
+    [
+        (0, False, 0.1, Outcome.EXITED),
+        (7 << 8, False, 0.1, Outcome.EXITED),
+        (signal.SIGKILL, False, 0.1, Outcome.KILLED),
+        (signal.SIGSEGV, False, 0.1, Outcome.KILLED),
+        (signal.SIGKILL, True, 0.1, Outcome.PROTOCOL_FAULT),
+        (signal.SIGXCPU, False, 19.6, Outcome.CPU_TIMEOUT),
+        # The kernel's own limit, by clock ticks that ran ahead of the time it reports.
+        (signal.SIGKILL, False, 19.6, Outcome.CPU_TIMEOUT),
+        (signal.SIGKILL, True, 20.1, Outcome.CPU_TIMEOUT),
+    ],
+)
+def test_how_a_process_ended_says_why_it_hung_up(
+    transport: Callable[..., PipeTransport], status: int, killed: bool, cpu: float, outcome: Outcome
+) -> None:
+    pipe = transport(lambda sock: sock.close(), status=status, killed=killed, cpu=cpu)
+    with pytest.raises(WorkerFailed) as caught:
+        pipe.request(Message({}), no_callback)
+    assert caught.value.outcome is outcome
 
 
 def test_after_a_failure_every_call_of_the_test_fails_alike(transport: Callable[[Answer], PipeTransport]) -> None:
