@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grader.isolation.sandbox import bwrap_fault
-from grader.sample_submissions import Sample, load_samples, sample_files, write_samples
+from grader.sample_submissions import Edit, Sample, load_samples, sample_files, write_samples
 from grader.verdicts import NEEDS_REVIEW, Verdict
 from labkit.manifest import load_manifest
 
@@ -62,16 +63,13 @@ def test_points_of_the_recipes_are_those_of_their_verdicts() -> None:
 
 def test_samples_cover_both_kinds_and_many_verdicts() -> None:
     verdicts = {sample.verdict_of(test) for sample in SAMPLES for task in MANIFEST.tasks for test in task.tests}
+    # The grader's own faults, a machine that lacks the model, and a minute and a half of sleep.
     unreachable = {Verdict.INTERNAL_ERROR, Verdict.UNVERIFIED, Verdict.TIMEOUT_WALL}
     assert verdicts == set(Verdict) - unreachable
     assert {sample.kind for sample in SAMPLES} == {"ordinary", "hostile"}
 
 
 def test_an_edit_that_no_longer_fits_is_named() -> None:
-    from dataclasses import replace
-
-    from grader.sample_submissions import Edit
-
     stale = replace(SAMPLES[0], edits=(Edit("sizing", "text that stands nowhere", "x"),))
     with pytest.raises(ValueError, match=r"complete.*sizing 0 times"):
         sample_files(MANIFEST, stale)
