@@ -50,7 +50,7 @@ def grade(
     from grader.reports.facts import run_facts
     from grader.reports.json_report import write_json
     from grader.reports.live import LiveProgress
-    from grader.reports.table import results_table
+    from grader.reports.table import remark_lines, results_table
 
     manifest = _manifest(lab)
     try:
@@ -82,6 +82,8 @@ def grade(
     write_json(out / "results.json", run_facts(batch), results)
     write_csv(out / "results.csv", manifest, results)
     _out.print(results_table(manifest, results))
+    for line in remark_lines(results):
+        _out.print(line, soft_wrap=True)
     _out.print(
         f"reports: {out / 'results.json'}, {out / 'results.csv'}; journal: {out / 'journal.jsonl'} "
         f"(sandbox: {tier.value}, seed {seed})",

@@ -5,37 +5,46 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
 from grader.verdicts import SubmissionResult, TaskResult, Verdict
 from labkit.manifest import Manifest
 
-_NOTE_CHARACTERS = 60
+_NOTE_CHARACTERS = 100
 
 
 def results_table(manifest: Manifest, results: Sequence[SubmissionResult]) -> Table:
-    """One row a submission: total, points of each task, and what is remarkable.
+    """One row a submission: its total and the points of each task.
 
     Args:
         manifest: the lab.
         results: in the order of the rows.
     """
-    table = Table(title=f"lab {manifest.id}: {manifest.title}", title_justify="left")
-    table.add_column("submission", overflow="fold")
-    table.add_column(f"of {manifest.points:g}", justify="right")
+    # Narrow enough for eight tasks in 80 columns.
+    table = Table(title=f"lab {manifest.id}: {manifest.title}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("submission", no_wrap=True, width=min(20, max(10, *(len(r.name) for r in results))))
+    table.add_column(f"of\n{manifest.points:g}", justify="right", no_wrap=True, width=6)
     for task in manifest.tasks:
-        table.add_column(f"{task.number} ({task.points:g})", justify="right")
-    table.add_column("remarks", overflow="fold")
+        table.add_column(f"t{task.number}\n{task.points:g}", justify="right", no_wrap=True, width=4)
     for result in results:
         table.add_row(
             # Text, not a string: names are the students' and would be read as markup.
             Text(result.name),
             Text(f"{result.points:g}", style="bold"),
-            *(Text(f"{task.points:g}", style=_style(task)) for task in result.tasks),
-            Text(_remarks(result), style="yellow" if result.needs_review else "dim"),
+            *(Text(f"{task.points:.3g}", style=_style(task)) for task in result.tasks),
         )
     return table
+
+
+def remark_lines(results: Sequence[SubmissionResult]) -> list[Text]:
+    """A line for each submission that is remarkable: its first flag, or how often each verdict but "passed" came."""
+    return [
+        Text(f"{result.name}: {remarks}", style="yellow" if result.needs_review else "")
+        for result in results
+        if (remarks := _remarks(result))
+    ]
 
 
 def _style(task: TaskResult) -> str:
