@@ -18,7 +18,7 @@ from grader.judge.scripted import RecordingModel, RecordingStore
 from labkit.checkpoints import CheckpointError, bundled_folder, load_decoder
 from labkit.config import ModelConfig
 from labkit.decoder import Decoder, full_attention, random_weights
-from labkit.specs import Checkpoint, Recomputed, TinyLlama
+from labkit.specs import Checkpoint, Recomputed, ScriptedStore, TinyLlama
 
 pytestmark = pytest.mark.task(3)
 
@@ -193,6 +193,28 @@ def test_a_failed_pass_is_rolled_back(lab: Any) -> None:
     )
     got = model.append(TOKENS[3:5])
     check_logits("logits of the pass repeated", got, TOKENS[:5], 3, "The failed pass must leave no trace.")
+
+
+def test_an_error_within_a_pass_reaches_the_caller(lab: Any) -> None:
+    # An error of this test's own functions would surface anyway; here the store answers with nothing to unpack.
+    store, broken = RecordingStore(CONFIG.num_layers, 16), [False]
+
+    def append(layer: int, k: Tensor, v: Tensor) -> Any:
+        return None if broken[0] and layer == 1 else store.append(layer, k, v)
+
+    spec = ScriptedStore(16, append, store.truncate, store.length)
+    model = lab.CachedDecoder(TinyLlama(CONFIG, 1), spec, attention)
+    check_logits("logits", model.append(TOKENS[:3]), TOKENS[:3], 0, "")
+    broken[0] = True
+    try:
+        got = model.append(TOKENS[3:5])
+    except NotImplementedError:
+        raise
+    except Exception:
+        got = None
+    assert got is None, "the cache failed in layer 1, and append returned logits all the same: let the error go on"
+    held = [0 if t is None else t.shape[2] for t in store.keys]
+    assert held == [3] * CONFIG.num_layers, f"after the failed pass the layers hold {held} tokens, should hold 3 each"
 
 
 def test_truncated_tokens_are_forgotten(lab: Any) -> None:

@@ -285,6 +285,9 @@ def test_draw_at_the_edges(lab: Any) -> None:
     for u, right in ((0.0, 0), (0.25, 1), (0.75, 2), (0.875, 3), (1 - 2**-53, 3), (0.25 - 2**-54, 0), (0.7499999, 1)):
         advice = "The token is the first whose cumulative probability exceeds the uniform; when equal, the next one."
         check_equal(f"draw from {probs} with {u!r}", lab.draw(rows(probs), [u]), torch.tensor([right]), advice)
+    # Seen from fp32, which rounds 0.1 up by 1.5e-9, the last of these uniforms lies below the boundary.
+    got = lab.draw(rows([0.1, 0.9], [0.1, 0.9]), [0.1 - 1e-10, 0.1 + 1e-10])
+    check_equal("draw next to 0.1", got, torch.tensor([0, 1]), "Probabilities are added up in float64.")
 
 
 def test_draw_never_takes_an_impossible_token(lab: Any) -> None:
@@ -310,6 +313,9 @@ def test_sample_draws_with_seed_and_step(lab: Any) -> None:
     right = torch.tensor([inverse_cdf(probs, u) for u in uniforms])
     advice = "The row's random number is uniform(seed, step) with its own seed and step; draw turns it into a token."
     check_equal(f"sample with seeds {seeds} and steps {steps}", got, right, advice)
+    params = [SamplingParams(seed=s) for s in reversed(seeds)]
+    got = lab.sample(logits.expand(6, -1), params, steps[::-1])
+    check_equal(f"sample with seeds {seeds[::-1]} and steps {steps[::-1]}", got, right.flip(0), advice)
 
 
 def test_sample_is_independent_of_batch_mates(lab: Any) -> None:
