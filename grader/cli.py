@@ -73,13 +73,14 @@ def grade(
         _err.print(Panel(warning, style="bold white on red"))
     limits = Limits(cpu_seconds=cpu_seconds)
     batch = Batch(manifest, entries, out, tier, seed, jobs or default_jobs(), limits)
+    facts = run_facts(batch)  # of the suite as it is now, before the tests run
     try:
         with LiveProgress(_out, len(entries)) as progress:
             results = grade_all(batch, progress)
     except KeyboardInterrupt:
         _err.print(f"interrupted; what was graded so far stands in {out / 'journal.jsonl'}", markup=False)
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    write_json(out / "results.json", run_facts(batch), results)
+    write_json(out / "results.json", facts, results)
     write_csv(out / "results.csv", manifest, results)
     _out.print(results_table(manifest, results))
     for line in remark_lines(results):

@@ -13,7 +13,7 @@ from grader.journal import Journal, read_journal
 from grader.reports.csv_report import write_csv
 from grader.reports.json_report import write_json
 from grader.reports.live import LiveProgress
-from grader.reports.table import results_table
+from grader.reports.table import remark_lines, results_table
 from grader.verdicts import SubmissionResult, Verdict, same_for_all
 from labkit.manifest import Manifest
 
@@ -58,6 +58,8 @@ def test_equal_results_give_equal_bytes(manifest: Manifest, results: list[Submis
 def test_the_table_shows_names_as_they_are(manifest: Manifest, results: list[SubmissionResult]) -> None:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(results_table(manifest, results))
+    for line in remark_lines(results):
+        console.print(line)
     text = console.export_text()
     assert "ada" in text and "=cmd()" in text and "[bold]" in text and "20" in text
 
