@@ -54,8 +54,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def names(request: pytest.FixtureRequest) -> list[str]:
     """The samples that the tests chosen for this run ask about."""
-    chosen = {getattr(item, "callspec", None) for item in request.session.items} - {None}
-    asked = {spec.params["sample"].name for spec in chosen if "sample" in spec.params}
+    chosen = [
+        item.callspec.params
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    ]
+    asked = {params["sample"].name for params in chosen if isinstance(params.get("sample"), Sample)}
     return [sample.name for sample in SAMPLES if sample.name in asked or sample.name in {"complete", *AGAIN}]
 
 
