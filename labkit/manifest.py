@@ -24,6 +24,7 @@ class Task:
         modules: the files, without .py, in which its code stands.
         tests: names of its test functions; each earns an equal share of the points.
         hints: from a nudge to nearly the answer.
+        stretch: beyond the core of the lab; graded like any other task, and marked as such wherever tasks are listed.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Task:
     modules: tuple[str, ...]
     tests: tuple[str, ...]
     hints: tuple[str, ...]
+    stretch: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ def _read(data: dict[str, Any], folder: Path, root: Path) -> Manifest:
             modules=tuple(task["modules"]),
             tests=tuple(task["tests"]),
             hints=tuple(task["hints"]),
+            stretch=bool(task.get("stretch", False)),
         )
         for task in data["task"]
     ]
@@ -181,8 +184,8 @@ def _complaints(manifest: Manifest) -> list[str]:
     if manifest.id != manifest.folder.name[:2]:
         found.append(f"lab.id is {manifest.id!r}, but the folder is {manifest.folder.name}")
     numbers = [task.number for task in manifest.tasks]
-    if numbers != list(range(1, len(numbers) + 1)):
-        found.append(f"tasks are numbered {numbers}; number them 1, 2, … in order")
+    if numbers != sorted(set(numbers)) or any(number < 1 for number in numbers):
+        found.append(f"tasks are numbered {numbers}; number them from 1 upwards, each once, in order")
     tests = [name for task in manifest.tasks for name in task.tests]
     if repeated := sorted({name for name in tests if tests.count(name) > 1}):
         found.append(f"tests listed twice: {', '.join(repeated)}")
