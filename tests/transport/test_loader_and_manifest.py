@@ -68,7 +68,7 @@ def test_the_manifest_answers(toy: Manifest, tmp_path: Path) -> None:
 
 BROKEN = {
     'id = "99"': ('id = "98"', "folder"),
-    "number = 2": ("number = 3", "numbered"),
+    "number = 2": ("number = 1", "numbered"),
     '"test_box",': '"test_add",',
     "requires = [1]": ("requires = [2]", "only earlier"),
     "points = 10": ("points = 0", "needs points"),
