@@ -16,11 +16,9 @@ def hint_text(manifest: Manifest, task_number: int, level: int) -> str:
     Raises:
         ValueError: if there is no such task or level.
     """
-    task = manifest.task(task_number)
+    hint, task = manifest.hint(task_number, level), manifest.task(task_number)
     count = len(task.hints)
-    if not 1 <= level <= count:
-        raise ValueError(f"lab {manifest.id} task {task.number} has hints of level 1 to {count}, not {level}")
-    lines = [f"lab {manifest.id} task {task.number}: {task.title} (hint {level} of {count})", "", task.hints[level - 1]]
+    lines = [f"lab {manifest.id} task {task.number}: {task.title} (hint {level} of {count})", "", hint]
     if level < count:
-        lines += ["", f"For more: python -m grader hint {manifest.id} {task.number} --level {level + 1}"]
+        lines += ["", f"For more: make hint LAB={manifest.id} TASK={task.number} LEVEL={level + 1}"]
     return "\n".join(lines)

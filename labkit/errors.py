@@ -58,7 +58,7 @@ def not_attempted_message(lab: str, task: int, name: str, goal: str) -> str:
     """
     return (
         f"lab {lab} task {task}: {name} is {NOT_ATTEMPTED_MARKER}. {goal} "
-        f"Stuck? python -m grader hint {lab} {task}"
+        f"Stuck? make hint LAB={lab} TASK={task}"
     )
 
 

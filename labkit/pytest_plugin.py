@@ -14,7 +14,8 @@ import pytest
 from labkit.banned import find_banned
 from labkit.client import LabClient, local_lab
 from labkit.errors import not_attempted_text
-from labkit.manifest import ROOT, Manifest, Task, available_labs, load_manifest
+from labkit.implementation import implementation_folder
+from labkit.manifest import Manifest, Task, available_labs, load_manifest
 
 LabProvider = Callable[[pytest.Item, Manifest], AbstractContextManager[LabClient]]
 
@@ -58,28 +59,16 @@ def task_number(item: pytest.Item) -> int | None:
     return marker.args[0] if marker else None
 
 
-def implementation_folder(config: pytest.Config, manifest: Manifest) -> Path:
+def _folder(config: pytest.Config, manifest: Manifest) -> Path:
     """The folder that `--impl` names for a lab.
 
     Raises:
-        pytest.UsageError: if it does not exist, or lies outside the repository without `--trust`.
+        pytest.UsageError: if it cannot be used.
     """
-    impl = config.getoption("--impl")
-    if impl == "labs":
-        return manifest.folder
-    if impl == "solutions":
-        if not manifest.solutions.is_dir():
-            raise pytest.UsageError(f"IMPL=solutions: this copy of the workbook has no {manifest.solutions}")
-        return manifest.solutions
-    folder = Path(impl).resolve()
-    if not folder.is_dir():
-        raise pytest.UsageError(f"IMPL={impl}: no such folder; allowed: labs, solutions, or a folder with the modules")
-    if not folder.is_relative_to(ROOT) and not config.getoption("--trust"):
-        raise pytest.UsageError(
-            f"IMPL={impl} lies outside the workbook and would run here without a sandbox. "
-            "Grade it safely with `make grade`, or add TRUST=1 if you trust its author."
-        )
-    return folder
+    try:
+        return implementation_folder(manifest, config.getoption("--impl"), trust=config.getoption("--trust"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -88,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     manifests = [manifest for manifest in found if manifest is not None]
     if LAB_PROVIDER not in config.stash:
         for manifest in manifests:
-            implementation_folder(config, manifest)
+            _folder(config, manifest)
     wanted = config.getoption("--task")
     if wanted is None:
         return
@@ -113,7 +102,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[LabClient]:
 
 
 def _in_process(item: pytest.Item, manifest: Manifest) -> LabClient:
-    folder = implementation_folder(item.config, manifest)
+    folder = _folder(item.config, manifest)
     number = task_number(item)
     modules = manifest.task(number).modules if number is not None else manifest.modules
     if uses := find_banned(folder, modules, manifest.banned):
@@ -169,6 +158,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             elif counts["not attempted"] == total:
                 note, colour = "not attempted", {"yellow": True}
             else:
-                note, colour = f"next: python -m grader hint {lab_id} {task.number}", {"red": True}
+                note, colour = f"next: make hint LAB={lab_id} TASK={task.number}", {"red": True}
             line = f"task {task.number:>2}  {task.title:<36} {passed:>3}/{total:<3} tests  {note}"
             terminalreporter.write_line(line, **colour)

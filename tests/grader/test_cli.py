@@ -80,9 +80,9 @@ def test_hints_come_one_level_at_a_time() -> None:
     first = RUN.invoke(app, ["hint", "07", "4"])
     assert first.exit_code == 0
     shown = " ".join(first.output.split())
-    assert hints[0] in shown and hints[1] not in shown and "--level 2" in shown
+    assert hints[0] in shown and hints[1] not in shown and "LEVEL=2" in shown
     last = " ".join(RUN.invoke(app, ["hint", "07", "4", "--level", "3"]).output.split())
-    assert hints[2] in last and "--level 4" not in last
+    assert hints[2] in last and "LEVEL=4" not in last
 
 
 @pytest.mark.parametrize("wrong", [("07", "9"), ("99", "1"), ("07", "4", "--level", "4"), ("07", "4", "--level", "0")])

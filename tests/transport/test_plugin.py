@@ -29,7 +29,7 @@ def test_box_uses_add(lab):
     assert lab.Box().put(1) == 1
 """
 
-STUB = "raise NotImplementedError('lab 99 task 1: add is not written yet. Add. Stuck? python -m grader hint 99 1')"
+STUB = "raise NotImplementedError('lab 99 task 1: add is not written yet. Add. Stuck? make hint LAB=99 TASK=1')"
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_an_untouched_stub_is_named_without_a_traceback_and_blocks_what_needs_it
 def test_a_wrong_answer_shows_the_assertion_and_the_way_on(workbook: Path) -> None:
     edit(workbook, "return a + b", "return a - b")
     code, output = run(workbook)
-    assert code == 1 and "assert -1 == 3" in output and "python -m grader hint 99 1" in output
+    assert code == 1 and "assert -1 == 3" in output and "make hint LAB=99 TASK=1" in output
 
 
 def test_task_selects_its_tests_and_refuses_others(workbook: Path) -> None:
