@@ -3,7 +3,7 @@
 A notebook is a pair: `walkthrough.py` (jupytext, percent format) is the source, `walkthrough.ipynb` the same cells with
 their outputs. Two tags of cells mean something here:
 
-    parameters   sizes that a quick run replaces by the cell's metadata `quick`, a mapping of names to values
+    parameters   sizes; a quick run replaces them by those in the notebook's own metadata `quick`
     check        runs tests of a lab; left out of a quick run
 """
 
@@ -117,7 +117,7 @@ def _make_quick(notebook: NotebookNode) -> None:
     notebook.cells = [cell for cell in notebook.cells if "check" not in cell.metadata.get("tags", ())]
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", ()):
-            cell.source = _replaced(cell.source, cell.metadata.get("quick", {}))
+            cell.source = _replaced(cell.source, notebook.metadata.get("quick", {}))
 
 
 def _replaced(code: str, values: Mapping[str, object]) -> str:
