@@ -12,6 +12,7 @@ from labkit.byte_automaton import DEAD, ByteAutomaton
 from labkit.checks import check_count
 from labkit.regex_tree import Alternation, CharacterClass, Concatenation, RegexTree, Repetition
 
+from .regex import parse_regex
 from .utf8 import utf8_sequences
 
 MAX_PARTS = 100_000
@@ -19,6 +20,11 @@ MAX_PARTS = 100_000
 
 MAX_MEMBERS = 1_000_000
 """Members of all its subsets together at which a tree is refused: a state can stand for thousands of others."""
+
+
+def compile_regex(pattern: str, max_states: int = 10_000) -> ByteAutomaton:
+    """`parse_regex`, then `build_automaton`; arguments and errors as there."""
+    return build_automaton(parse_regex(pattern), max_states)
 
 
 def build_automaton(tree: RegexTree, max_states: int = 10_000) -> ByteAutomaton:
@@ -92,16 +98,15 @@ class _Nfa:
         end = self.new_state()
         if isinstance(tree, Alternation):
             for option in tree.options:
-                branch = self._branch(start)
-                self.silent[self.add(option, branch)].append(end)
+                self.silent[self.add(option, start)].append(end)
             return end
         return self._add_repetition(tree, start, end)
 
-    def _branch(self, start: int) -> int:
-        """A fresh state behind `start`: what loops back to it must not come back to `start` itself."""
-        branch = self.new_state()
-        self.silent[start].append(branch)
-        return branch
+    def _behind(self, start: int) -> int:
+        """A fresh state that `start` leads to in silence."""
+        state = self.new_state()
+        self.silent[start].append(state)
+        return state
 
     def _add_class(self, tree: CharacterClass, start: int) -> int:
         end = self.new_state()
@@ -116,17 +121,19 @@ class _Nfa:
         return end
 
     def _add_repetition(self, tree: Repetition, start: int, end: int) -> int:
+        # Each copy takes a state at least, so that repeats of nothing count towards the limit too.
         for _ in range(tree.least):
-            start = self.add(tree.part, self._branch(start))
+            start = self.add(tree.part, self._behind(start))
         if tree.most is None:
-            loop = self._branch(start)
+            # The loop must not come back to `start`, where other options may begin.
+            loop = self._behind(start)
             self.silent[self.add(tree.part, loop)].append(loop)
-            self.silent[loop].append(end)
+            start = loop
         else:
             for _ in range(tree.most - tree.least):
                 self.silent[start].append(end)
-                start = self.add(tree.part, self._branch(start))
-            self.silent[start].append(end)
+                start = self.add(tree.part, self._behind(start))
+        self.silent[start].append(end)
         return end
 
     def closure(self, states: set[int]) -> frozenset[int]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 # BEGIN SOLUTION
 from typing import NamedTuple
 
+import numpy as np
+
 # END SOLUTION
 import torch
 from torch import Tensor
@@ -18,12 +20,12 @@ from labkit.byte_automaton import DEAD, ByteAutomaton
 class _Level(NamedTuple):
     """The beginnings of one length, which can be walked in one step: all that they need is in the level above."""
 
-    parents: Tensor
+    parents: np.ndarray
     """Place in the level above of each beginning without its last byte."""
-    last_bytes: Tensor
-    tokens: Tensor
+    last_bytes: np.ndarray
+    tokens: np.ndarray
     """Ids of the tokens that end here, and at which place."""
-    places: Tensor
+    places: np.ndarray
 
 
 # END SOLUTION
@@ -63,10 +65,10 @@ class TokenTrie:
             longer = [(index, token) for index, token in longer if len(token) > length]
             self._levels.append(
                 _Level(
-                    parents=torch.tensor(parents),
-                    last_bytes=torch.tensor([beginning[-1] for beginning in beginnings]),
-                    tokens=torch.tensor([index for index, _ in ending], dtype=torch.int64),
-                    places=torch.tensor([places[token] for _, token in ending], dtype=torch.int64),
+                    parents=np.array(parents),
+                    last_bytes=np.array([beginning[-1] for beginning in beginnings]),
+                    tokens=np.array([index for index, _ in ending], dtype=np.int64),
+                    places=np.array([places[token] for _, token in ending], dtype=np.int64),
                 )
             )
         # END SOLUTION
@@ -107,13 +109,15 @@ class TokenTrie:
         if isinstance(state, bool) or not isinstance(state, int) or not 0 <= state < automaton.num_states:
             raise ValueError(f"state must be an int from 0 to {automaton.num_states - 1}, got {state!r}")
         # BEGIN SOLUTION
-        reached = torch.full((self.vocab_size,), DEAD)
-        states = torch.tensor([state])
+        # In numpy: a walk is a few dozen tiny steps, and torch may wake its threads for each of them.
+        next_state = automaton.next_state.numpy()
+        reached = np.full(self.vocab_size, DEAD)
+        states = np.array([state])
         for level in self._levels:
             before = states[level.parents]
-            states = automaton.next_state[before, level.last_bytes].where(before != DEAD, DEAD)
+            states = np.where(before == DEAD, DEAD, next_state[before, level.last_bytes])
             reached[level.tokens] = states[level.places]
-            if bool((states == DEAD).all()):
+            if (states == DEAD).all():
                 break
-        return reached
+        return torch.from_numpy(reached)
         # END SOLUTION
