@@ -17,6 +17,8 @@ OUT ?= .out/grades
 SUBMISSIONS ?=
 # Yours, for the name of the archive that `make submit` writes.
 NAME ?=
+# quick for a telling few of the sample submissions in the demo, or all.
+SAMPLES ?= quick
 # full, or quick for a taste of every long proof.
 EVIDENCE ?= full
 
@@ -45,11 +47,13 @@ $(STAMP): pyproject.toml constraints.txt tools/bootstrap.py
 setup: $(STAMP) ## Environment, dependencies and the bundled model; as root also the Debian packages
 	@$(PY) -m labkit.checkpoints fetch
 
-demo: setup ## The main job: the reference answers from a real model, then the samples are graded
+demo: setup ## The main job: the reference answers from a real model, then samples are graded [SAMPLES=all]
+	@test "$(SAMPLES)" = quick -o "$(SAMPLES)" = all || { echo "SAMPLES=$(SAMPLES): allowed are quick and all"; exit 2; }
 	@$(PY) -m solutions.demo
-	@$(PY) -m grader samples --lab 07 --out .out/samples
+	@rm -rf .out/samples-$(SAMPLES)
+	@$(PY) -m grader samples --lab 07 --out .out/samples-$(SAMPLES) $(if $(filter quick,$(SAMPLES)),--quick)
 	@# Exit code 3 says that some submissions need a person; the hostile samples do, and that is no failure here.
-	@$(PY) -m grader grade --lab 07 --submissions .out/samples --out .out/grades || test $$? -eq 3
+	@$(PY) -m grader grade --lab 07 --submissions .out/samples-$(SAMPLES) --out .out/grades || test $$? -eq 3
 
 test: setup ## Every test: the workbook's own, lab 07 on the reference, and the self-check
 	$(PYTEST) tests -q
