@@ -14,6 +14,8 @@ REMOTES = ("upstream", "origin")
 """In this order: whoever works on a fork has the course's own repository as `upstream`."""
 
 _UNFINISHED = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", "rebase-apply")
+_NEVER = {"..", ".git"}
+"""Parts of paths that git itself never checks out, though a tree can be made to hold them."""
 _REGULAR = {"100644": 0o644, "100755": 0o755}
 
 
@@ -112,7 +114,7 @@ class Repository:
             if entry:
                 facts, _, path = entry.partition("\t")
                 mode, _, blob = facts.split()
-                if mode in _REGULAR:
+                if mode in _REGULAR and not _NEVER & set(path.lower().split("/")):
                     found[path] = StoredFile(path, blob, _REGULAR[mode])
         return found
 

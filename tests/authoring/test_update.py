@@ -25,7 +25,7 @@ WRITTEN = "    return number // 2  # mine\n"
 NEW_NUMBERS = NUMBERS.replace("Twice a number, which is given.", "Two times a number, which is given.")
 
 
-def git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str, given: str | None = None) -> str:
     """Runs git as somebody whose settings do not matter."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
@@ -37,7 +37,9 @@ def git(folder: Path, *arguments: str) -> str:
             for what, value in (("NAME", "t"), ("EMAIL", "t@t"))
         },
     }
-    run = subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        ["git", *arguments], cwd=folder, env=environment, input=given, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
@@ -235,6 +237,20 @@ def test_a_changed_file_that_the_course_deletes_stays(course: Path, student: Pat
     publish(course, NEW_NUMBERS)
     update(student)
     assert (student / "old.txt").read_text() == "mine now\n"
+
+
+def test_no_path_leads_out_of_the_workbook_or_into_git(course: Path, student: Path, tmp_path: Path) -> None:
+    blob = git(course, "rev-parse", "HEAD:old.txt")
+    inner = git(course, "mktree", given=f"100644 blob {blob}\tplanted\n")
+    names = ("..", ".git", ".GIT")
+    listed = git(course, "ls-tree", "HEAD") + "".join(f"\n040000 tree {inner}\t{name}" for name in names)
+    tree = git(course, "mktree", given=f"{listed}\n100644 blob {blob}\tnew.txt\n")
+    commit = git(course, "commit-tree", "-p", "HEAD", "-m", "planted", tree)
+    git(course, "update-ref", "refs/heads/main", commit)
+    plan = plan_update(student)
+    apply_update(student, plan)
+    assert set(plan.written) == {"new.txt"} and (student / "new.txt").is_file()
+    assert not list(tmp_path.rglob("planted"))
 
 
 def test_branch_and_index_stay_as_they_are(course: Path, student: Path) -> None:
