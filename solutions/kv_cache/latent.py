@@ -1,4 +1,4 @@
-"""Task 12c: what multi-head latent attention (MLA) stores, and what its two forms compute."""
+"""Task 12d: what multi-head latent attention (MLA) stores, and what its two forms compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task 12e: attention over latents, with keys and values made from them, and without."""
+"""Task 12f: attention over latents, with keys and values made from them, and without."""
 
 from __future__ import annotations
 

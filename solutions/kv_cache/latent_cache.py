@@ -1,4 +1,4 @@
-"""Task 12d: a cache for multi-head latent attention."""
+"""Task 12e: a cache for multi-head latent attention."""
 
 from __future__ import annotations
 

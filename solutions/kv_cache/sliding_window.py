@@ -146,8 +146,8 @@ def sliding_window_attention(
             f"q [batch, heads, new, head_dim], k and v [batch, kv_heads, tokens, head_dim] don't fit together: "
             f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
-    visible = sliding_window_mask(q.shape[2], k.shape[2], window)
     # BEGIN SOLUTION
+    visible = sliding_window_mask(q.shape[2], k.shape[2], window)
     compute = torch.promote_types(q.dtype, torch.float32)
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     # One axis for the kv heads and one for the query heads of a group, which share a key by broadcasting.
