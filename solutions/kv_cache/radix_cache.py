@@ -76,8 +76,9 @@ class RadixCache:
         Raises:
             ValueError: the prompt is empty or holds something that is no token id.
         """
-        ids = check_tokens("tokens", tokens)
+        check_tokens("tokens", tokens)
         # BEGIN SOLUTION
+        ids = list(tokens)
         blocks, length = self._tree.match(ids[:-1], (adapter, salt))
         self._tree.touch(ids[:-1], (adapter, salt))
         for block in blocks:
@@ -107,8 +108,9 @@ class RadixCache:
             ValueError: the tokens are none, the blocks are too few for them, or one that is to be cached is free,
                 unknown, or cached already for other tokens. Nothing has changed then.
         """
-        ids = check_tokens("tokens", tokens)
+        check_tokens("tokens", tokens)
         # BEGIN SOLUTION
+        ids = list(tokens)
         _, length = self._tree.match(ids, (adapter, salt))
         if length < len(ids):
             self._check_new(blocks[length // self._block_size : -(-len(ids) // self._block_size)])
