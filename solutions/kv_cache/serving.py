@@ -39,6 +39,7 @@ def serve_paged(
 
     Raises:
         ValueError: the scheduler isn't empty. Nothing has run then.
+        RuntimeError: there are requests, but a plan has no chunks; every step would be like this one for ever.
     """
     if scheduler.num_requests:
         raise ValueError(f"the scheduler must be empty, but it has {scheduler.num_requests} requests")
@@ -54,6 +55,8 @@ def serve_paged(
             except ValueError:
                 outputs[index] = None
         plans.append(scheduler.schedule())
+        if not plans[-1].chunks and scheduler.num_requests:
+            raise RuntimeError(f"the scheduler has {scheduler.num_requests} requests, but runs none of them")
         if not plans[-1].chunks:
             continue
         for chunk, logits in zip(plans[-1].chunks, run(plans[-1]), strict=True):

@@ -68,8 +68,6 @@ class TokenBudgetScheduler(PagedScheduler):
         given: dict[int, int] = {}
         preempted = False
         for request in self._in_order_of_service():
-            if preempted and not request.blocks:
-                continue
             count = min(request.num_missing, left, self._max_chunk or left)
             if count == 0:
                 break
@@ -80,6 +78,7 @@ class TokenBudgetScheduler(PagedScheduler):
                 victim.num_computed = 0
                 left += given.pop(victim.request_id, 0)
                 preempted = True
+            # Whoever has none now has just given them up, or would start in a step in which blocks ran out.
             if preempted and not request.blocks:
                 continue
             if needed > self._pool.num_free:

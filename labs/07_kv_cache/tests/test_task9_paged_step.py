@@ -91,7 +91,9 @@ def test_swaps_move_keys_and_values_of_every_layer(lab: Any) -> None:
     for layer, (k, v) in enumerate(written):
         memory.write(layer, [0, 1, 2, 3, 4, 5], k, v)
     plan = StepPlan((), ((2, 4), (0, 1)))
-    lab.run_swaps(plan, memory, host)
+    num_bytes = lab.run_swaps(plan, memory, host)
+    right = 2 * 2 * 3 * 2 * config.num_kv_heads * config.head_dim * 4
+    assert num_bytes == right, f"keys and values of 2 blocks in 3 layers are {right} bytes, got {num_bytes!r}"
     # The device's blocks are somebody else's now; out and in again in one step, through the block just given up.
     for layer in range(3):
         memory.write(layer, [0, 1, 4, 5], *torch.zeros(2, 1, config.num_kv_heads, 4, config.head_dim))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from grader.judge.refusal import check_refused
 from grader.judge.scripted_pool import RecordingPool
 from grader.judge.serving_schedules import PreemptionSchedule
 from grader.judge.slot_model import VOCAB, SlotModel, alone
+from labkit.errors import StudentError
 from labkit.generation_request import GenerationRequest
 from labkit.step_plan import StepPlan
 
@@ -276,7 +278,9 @@ def test_blocks_are_copied_byte_for_byte(lab: Any, dtype: torch.dtype) -> None:
         wanted, kept = target.clone(), source.clone()
         for block, copy in pairs:
             wanted[copy] = source[block]
-        lab.copy_blocks(source, target, pairs)
+        num_bytes = lab.copy_blocks(source, target, pairs)
+        right = len(pairs) * 30 * (4 if dtype is torch.float32 else 2)
+        assert num_bytes == right, f"{len(pairs)} blocks of 30 numbers of {dtype} are {right} bytes, got {num_bytes!r}"
         wrong = [i for i in range(9) if not torch.equal(target[i].view(torch.uint8), wanted[i].view(torch.uint8))]
         assert not wrong, f"after the copies {pairs} (source, target) the target's blocks {wrong} are wrong"
         assert torch.equal(source.view(torch.uint8), kept.view(torch.uint8)), f"{pairs}: the source was written to"
@@ -287,7 +291,7 @@ def test_blocks_are_copied_byte_for_byte(lab: Any, dtype: torch.dtype) -> None:
 
 def test_copies_that_make_no_sense_are_refused(lab: Any) -> None:
     source, target = some_memory(3, torch.float32, 1), some_memory(4, torch.float32, 2)
-    lab.copy_blocks(source, target, [(2, 3)])
+    assert lab.copy_blocks(source, target, [(2, 3)]) == 120, "a good copy comes first: 30 numbers of 4 bytes"
     assert torch.equal(target[3].view(torch.uint8), source[2].view(torch.uint8)), "a good copy comes first"
     before = target.clone()
     for what, pairs in (
@@ -373,3 +377,25 @@ def test_requests_come_stop_and_are_refused(lab: Any) -> None:
         "the model is called for each plan with chunks, and for no other"
     )
     check_refused("a scheduler in use", lambda: (engine.add(2), lab.serve_paged(engine.scheduler, [], model.run)))
+
+
+def test_a_standstill_is_reported(lab: Any) -> None:
+    engine, model = Engine(lab, 4, 2), SlotModel(2)
+    outputs, _ = lab.serve_paged(engine.scheduler, [GenerationRequest((1, 2), 2)], model.run, shifted)
+    assert outputs == [alone(GenerationRequest((1, 2), 2), shift=1)], f"a good run comes first; it gave {outputs}"
+    model.plans.clear()
+    asked = 0
+
+    def num_free() -> int:
+        nonlocal asked
+        asked += 1
+        assert asked < 500, "serve_paged goes round and round: there is a request, but no plan has a chunk"
+        # After the first step somebody else has taken all that was free.
+        return 0 if model.plans else engine.pool.num_free()
+
+    scheduler = lab.PreemptiveScheduler(replace(engine.pool.spec(), num_free=num_free), 2)
+    with pytest.raises(StudentError) as failure:
+        lab.serve_paged(scheduler, [GenerationRequest((1, 2), 3)], model.run, shifted)
+    assert failure.value.type_name == "RuntimeError" and len(model.plans) == 1, (
+        f"a scheduler that runs nobody, for ever, is a RuntimeError after the one step that ran; got {failure.value}"
+    )
