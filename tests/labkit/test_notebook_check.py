@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from labkit.manifest import Manifest
+from labkit.implementation import implementation_folder
+from labkit.manifest import Manifest, Task
 from labkit.notebook import check, progress
 from labkit.notebook.check_card import CheckCard
 from labkit.notebook.checking import check_task
 from labkit.notebook.naming import find_task
 from labkit.notebook.progress_card import ProgressCard, progress_card
 from labkit.notebook.show import Place
-from labkit.notebook.task_run import Outcome
+from labkit.notebook.task_run import CheckError, FunctionResult, Outcome, TaskRun
 from labkit.paths import cache_dir
 
 RIGHT = "def add(a, b):\n    return a + b\n"
@@ -30,6 +33,27 @@ def write(toy: Manifest, text: str) -> None:
 
 def card(toy: Manifest, impl: str = "labs") -> ProgressCard:
     return progress_card(impl, root=toy.folder.parent.parent)
+
+
+@pytest.fixture
+def swift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of pytest in another process: the same verdicts at once, for tests of what is made of them."""
+
+    def run(manifest: Manifest, task: Task, impl: str, **options: object) -> TaskRun:
+        names: dict[str, Callable[[int, int], int]] = {}
+        exec((implementation_folder(manifest, impl) / "sums.py").read_text(), names)  # the toy's own text
+        pairs = {"test_add": (1, 2), "test_add_negative": (-1, -2), "test_box": (0, 1)}
+
+        def result(test: str) -> FunctionResult:
+            try:
+                passed = names["add"](*pairs[test]) == sum(pairs[test])
+            except NotImplementedError as error:
+                return FunctionResult(test, Outcome.NOT_WRITTEN, str(error), str(error))
+            return FunctionResult(test, Outcome.PASSED if passed else Outcome.FAILED)
+
+        return TaskRun(manifest, task, impl, tuple(map(result, task.tests)))
+
+    monkeypatch.setattr("labkit.notebook.checking.run_task", run)
 
 
 def test_an_untouched_stub_is_not_written_yet_and_brings_the_first_hint(toy: Manifest) -> None:
@@ -49,7 +73,7 @@ def test_the_reference_has_passed(toy: Manifest) -> None:
     assert "add negative" in told.as_html(), "the tests that passed are listed in words"
 
 
-def test_files_are_read_anew_and_each_failure_on_changed_code_brings_the_next_hint(toy: Manifest) -> None:
+def test_files_are_read_anew_and_each_failure_on_changed_code_brings_the_next_hint(toy: Manifest, swift: None) -> None:
     assert checked(toy).hint_level == 1
     assert checked(toy).hint_level == 1, "running a cell again is no new try"
     write(toy, WRONG)
@@ -80,10 +104,31 @@ def test_a_failure_shows_what_failed_first_and_why(toy: Manifest) -> None:
 
 def test_code_that_does_not_end_is_ended(toy: Manifest) -> None:
     write(toy, "def add(a, b):\n    while b != -2: pass\n    return a + b\n")
-    told = checked(toy, seconds=15)
-    first, second = told.run.results
+    for seconds in (5, 20, 80):  # the least that lets this machine begin
+        told = checked(toy, seconds=seconds)
+        first, second = told.run.results
+        if first.outcome is not Outcome.NOT_RUN:
+            break
     assert first.outcome is Outcome.FAILED and "loop without end" in first.message
     assert second.outcome is Outcome.NOT_RUN and told.hint_level == 1
+
+
+def test_an_interrupted_check_leaves_nothing_running(toy: Manifest) -> None:
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(KeyboardInterrupt):
+        check_task(toy, toy.task(1), "labs", tell=interrupt)
+    assert not set(psutil.Process().children(recursive=True)) - before
+    assert not cache_dir().exists(), "half a result was remembered"
+
+
+def test_a_suite_that_can_not_run_is_no_verdict_on_the_student(toy: Manifest) -> None:
+    (toy.tests_folder / "test_toy.py").write_text("import pytest\nmark.task(1\n")
+    with pytest.raises(CheckError, match=r"could not be run; pytest says:(.|\n)*SyntaxError"):
+        checked(toy)
+    assert not cache_dir().exists()
 
 
 def test_a_syntax_error_is_a_failure_with_its_line(toy: Manifest) -> None:
@@ -133,7 +178,7 @@ def test_outside_a_notebook_cards_are_printed_once(toy: Manifest, capsys: pytest
     assert "running" not in printed and printed.count("Lab 98, toy") == 1 and "<" not in printed
 
 
-def test_progress_tells_what_is_done_and_what_comes_next(toy: Manifest) -> None:
+def test_progress_tells_what_is_done_and_what_comes_next(toy: Manifest, swift: None) -> None:
     before = card(toy).as_text()
     assert "not written yet" in before and "0 of 15 points" in before
     assert 'Next: task 98.1, Sums. Write sums.py, then check("98.1")' in before
@@ -155,7 +200,7 @@ def test_progress_tells_what_is_done_and_what_comes_next(toy: Manifest) -> None:
     assert "0 of 15 points" in card(toy, "solutions").as_text(), "the reference is credited with the student's results"
 
 
-def test_a_damaged_memory_is_an_empty_one(toy: Manifest) -> None:
+def test_a_damaged_memory_is_an_empty_one(toy: Manifest, swift: None) -> None:
     checked(toy, impl="solutions")
     (memory,) = cache_dir().iterdir()
     good = memory.read_text()
@@ -166,7 +211,9 @@ def test_a_damaged_memory_is_an_empty_one(toy: Manifest) -> None:
     assert "10 of 15 points" in card(toy, "solutions").as_text()
 
 
-def test_where_nothing_can_be_remembered_a_check_still_tells(toy: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_remembered_a_check_still_tells(
+    toy: Manifest, swift: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocked = toy.folder / "a file, no folder"
     blocked.write_text("")
     monkeypatch.setenv("WORKBOOK_CACHE", str(Path(blocked)))
