@@ -46,8 +46,11 @@ class RadixCache:
         """Looks first at what would be taken."""
         ids = check_tokens("tokens", tokens)
         length = self.tree.match(ids, (adapter, salt))[1]
+        whole = length // self.size * self.size
         new = [] if length == len(ids) else list(blocks[length // self.size : -(-len(ids) // self.size)])
-        if len(set(new)) < len(new) or set(new) & set(self.mine) or any(self.ref_count(block) < 1 for block in new):
+        tails = [self.tree.block_of.get(((adapter, salt), tuple(ids[:end]))) for end in range(whole + 1, length + 1)]
+        others = set(self.mine) - ({new[0]} & set(tails) if new else set())
+        if len(set(new)) < len(new) or set(new) & others or any(self.ref_count(block) < 1 for block in new):
             raise ValueError(f"some of the blocks {new} are free, named twice or cached for another text")
         taken, given_up = self.tree.insert(ids, blocks, (adapter, salt))
         for block in taken:
