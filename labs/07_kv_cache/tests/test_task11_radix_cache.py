@@ -146,7 +146,7 @@ def test_a_tail_can_grow_in_its_own_block(lab: Any) -> None:
     cache.drop(own)
     took = cache.handle.insert(PROMPT[:8], own)
     assert (took, cache.handle.num_cached, cache.owners(own)) == (1, 2, [2, 2]), (
-        f"the tail's block is taken for 4 tokens instead of 2: insert took {took}, {cache.handle.num_cached} blocks are "
+        f"the tail's block is taken for 4 tokens instead of 2: insert took {took}, {cache.handle.num_cached} are "
         f"cached, owners are {cache.owners(own)}; sequence and cache own each block once"
     )
     assert cache.look([*PROMPT[:8], 1]) == (own, 8), "all of the block can be found now"
