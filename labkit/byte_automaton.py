@@ -45,6 +45,15 @@ class ByteAutomaton:
         """Size of the automaton."""
         return self.accepting.numel()
 
+    def check_state(self, state: int) -> None:
+        """Refuses what is no state.
+
+        Raises:
+            ValueError: there is no such state; `DEAD` is none either.
+        """
+        if isinstance(state, bool) or not isinstance(state, int) or not 0 <= state < self.num_states:
+            raise ValueError(f"state must be an int from 0 to {self.num_states - 1}, got {state!r}")
+
     def run(self, data: bytes, state: int = 0) -> int:
         """The state after some bytes, or `DEAD`.
 
@@ -55,8 +64,7 @@ class ByteAutomaton:
         Raises:
             ValueError: there is no such state.
         """
-        if not 0 <= state < self.num_states:
-            raise ValueError(f"state must be 0 to {self.num_states - 1}, got {state}")
+        self.check_state(state)
         for byte in data:
             state = int(self.next_state[state, byte])
             if state == DEAD:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from .token_mask import TokenConstraint
@@ -30,7 +31,7 @@ def mask_logits(logits: Tensor, masks: Tensor) -> Tensor:
     """
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(f"logits must be floating point [batch, vocab_size], got {logits.dtype} {list(logits.shape)}")
-    if masks.shape != logits.shape or str(masks.dtype) != "torch.bool":
+    if masks.shape != logits.shape or masks.dtype != torch.bool:
         raise ValueError(f"masks must be bool {list(logits.shape)}, got {masks.dtype} {list(masks.shape)}")
     # BEGIN SOLUTION
     masked = logits.masked_fill(~masks, -math.inf)

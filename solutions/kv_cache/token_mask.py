@@ -44,11 +44,12 @@ class TokenMasks:
             state: of the automaton.
 
         Returns:
-            bool `[vocab_size]`.
+            bool `[vocab_size]`, kept for the next request that comes to this state: read it only.
 
         Raises:
             ValueError: there is no such state.
         """
+        self._automaton.check_state(state)
         # BEGIN SOLUTION
         if state not in self._masks:
             mask = self._trie.next_states(self._automaton, state) != DEAD
@@ -75,7 +76,12 @@ class TokenMasks:
         # END SOLUTION
 
     def is_accepting(self, state: int) -> bool:
-        """Whether what was read on the way to a state is a whole text."""
+        """Whether what was read on the way to a state is a whole text.
+
+        Raises:
+            ValueError: there is no such state.
+        """
+        self._automaton.check_state(state)
         return bool(self._automaton.accepting[state])
 
     @property

@@ -106,8 +106,7 @@ class TokenTrie:
         Raises:
             ValueError: there is no such state.
         """
-        if isinstance(state, bool) or not isinstance(state, int) or not 0 <= state < automaton.num_states:
-            raise ValueError(f"state must be an int from 0 to {automaton.num_states - 1}, got {state!r}")
+        automaton.check_state(state)
         # BEGIN SOLUTION
         # In numpy: a walk is a few dozen tiny steps, and torch may wake its threads for each of them.
         next_state = automaton.next_state.numpy()

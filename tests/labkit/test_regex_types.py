@@ -30,9 +30,9 @@ def test_an_automaton_runs_over_bytes() -> None:
     assert [automaton.run(data) for data in (b"", b"a", b"aaa", b"b", b"ab", b"aba")] == [0, 1, 1, DEAD, DEAD, DEAD]
     assert automaton.run(b"a", 1) == 1
     assert [automaton.accepts(data) for data in (b"", b"a", b"aa", b"ab")] == [False, True, True, False]
-    for state in (2, -1):
-        with pytest.raises(ValueError, match=f"state must be 0 to 1, got {state}"):
-            automaton.run(b"a", state)
+    for state in (2, DEAD, True, "a"):
+        with pytest.raises(ValueError, match=f"state must be an int from 0 to 1, got {state!r}"):
+            automaton.run(b"a", state)  # type: ignore[arg-type]
 
 
 def test_trees_and_automata_cross_as_they_are() -> None:
