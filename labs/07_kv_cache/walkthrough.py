@@ -47,7 +47,7 @@ from labkit.config import ModelConfig
 from labkit.generation_request import GenerationRequest
 from labkit.latent_config import LatentConfig
 from labkit.notebook import check, open_lab, progress
-from labkit.notebook.palette import BLUE, FAINT, GREEN, ORANGE, QUIET, RED, owner_colour
+from labkit.notebook.palette import BLUE, GREEN, ORANGE, QUIET, RED, owner_colour
 from labkit.notebook.pictures import Cell, draw_mask, draw_memory, draw_steps, draw_timeline
 from labkit.notebook.style import bare, panels, use_style
 from labkit.paths import repo_root
