@@ -298,6 +298,8 @@ def test_going_back_twice_is_still_exact(lab: Any) -> None:
     layers.step(4)
     check_refused("truncate(8)", lambda: layers.cache.truncate(8))
     layers.truncate(0)
+    layers.step(3)
+    layers.truncate(1)  # nothing of the new sequence is overwritten
     for count in (2, 5, 1):
         layers.step(count)
 
