@@ -68,8 +68,8 @@ class TokenMasks:
         Raises:
             ValueError: there is no such state or token, or the token isn't allowed there.
         """
-        data = self._trie.token_bytes(token)
         # BEGIN SOLUTION
+        data = self._trie.token_bytes(token)
         if not bool(self.mask(state)[token]):
             raise ValueError(f"token {token} ({data!r}) is not allowed here: no text of the regex goes on with it")
         return None if token in self._stop_tokens else self._automaton.run(data or b"", state)
