@@ -105,7 +105,7 @@ class ProgressCard:
                 filled = int(one.share * _BAR_CELLS)
                 bar = "█" * filled + "░" * (_BAR_CELLS - filled)
                 earned = f"{points(one.earned):>5} / {points(one.task.points):<3}"
-                lines.append(f"  {one.task.number:>2} {_title(one.task):<44} {bar} {earned} {one.state}")
+                lines.append(f"  {one.task.number:>2} {_title(one.task):<46} {bar} {earned} {one.state}")
         return "\n".join([*lines, self.next_step])
 
     def as_html(self) -> str:
