@@ -13,6 +13,7 @@ from grader.verdicts import SubmissionResult, TaskResult, Verdict
 from labkit.manifest import Manifest
 
 _NOTE_CHARACTERS = 100
+_TASKS_WITH_DECIMALS = 8
 
 
 def results_table(manifest: Manifest, results: Sequence[SubmissionResult]) -> Table:
@@ -22,18 +23,22 @@ def results_table(manifest: Manifest, results: Sequence[SubmissionResult]) -> Ta
         manifest: the lab.
         results: in the order of the rows.
     """
-    # Narrow enough for eight tasks in 80 columns.
-    table = Table(title=f"lab {manifest.id}: {manifest.title}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("submission", no_wrap=True, width=min(20, max(10, *(len(r.name) for r in results))))
+    # Fits into 80 columns with eight tasks, and with up to fourteen where their points are shown as whole numbers.
+    many = len(manifest.tasks) > _TASKS_WITH_DECIMALS
+    title, padding = f"lab {manifest.id}: {manifest.title}", (0, 0 if many else 1, 0, 0)
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=padding)
+    longest = max(10, *(len(result.name) for result in results))
+    table.add_column("submission", no_wrap=True, width=min(13 if many else 20, longest))
     table.add_column(f"of\n{manifest.points:g}", justify="right", no_wrap=True, width=6)
     for task in manifest.tasks:
-        table.add_column(f"t{task.number}\n{task.points:g}", justify="right", no_wrap=True, width=4)
+        table.add_column(f"t{task.number}\n{task.points:g}", justify="right", no_wrap=True, width=3 if many else 4)
     for result in results:
         table.add_row(
             # Text, not a string: names are the students' and would be read as markup.
             Text(result.name),
             Text(f"{result.points:g}", style="bold"),
-            *(Text(f"{task.points:.3g}", style=_style(task)) for task in result.tasks),
+            # Rounded down, so that only what is complete looks complete.
+            *(Text(f"{int(task.points) if many else task.points:.3g}", style=_style(task)) for task in result.tasks),
         )
     return table
 

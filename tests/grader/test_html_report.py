@@ -56,7 +56,7 @@ ELEMENTS = VOID | set(
 )
 ATTRIBUTES = set(
     "lang charset http-equiv content name class id href scope role aria-label aria-sort aria-hidden tabindex title "
-    "viewbox x y x1 x2 y1 y2 width height".split()
+    "viewbox x y x1 x2 y1 y2 width height colspan rowspan".split()
 )
 
 
@@ -336,7 +336,7 @@ def test_pages_have_headings_in_order_and_headed_tables(lab: Manifest, tmp_path:
         assert page.headings[0] == "h1" and page.headings.count("h1") == 1
         levels = [int(heading[1]) for heading in page.headings]
         assert all(after <= before + 1 for before, after in pairwise(levels))
-        assert page.header_scopes and set(page.header_scopes) <= {"row", "col"}
+        assert page.header_scopes and set(page.header_scopes) <= {"row", "col", "colgroup"}
         assert page.metas["viewport"].startswith("width=device-width")
         assert len(set(page.ids)) == len(page.ids)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from grader.reports.csv_report import write_csv
 from grader.reports.json_report import write_json
 from grader.reports.live import LiveProgress
 from grader.reports.table import remark_lines, results_table
-from grader.verdicts import SubmissionResult, Verdict, same_for_all
+from grader.verdicts import CaseResult, SubmissionResult, Verdict, same_for_all, task_results
 from labkit.manifest import Manifest
 
 
@@ -62,6 +63,19 @@ def test_the_table_shows_names_as_they_are(manifest: Manifest, results: list[Sub
         console.print(line)
     text = console.export_text()
     assert "ada" in text and "=cmd()" in text and "[bold]" in text and "20" in text
+
+
+@pytest.mark.parametrize("count", [2, 8, 13, 14])
+def test_the_table_fits_into_eighty_columns(count: int, manifest: Manifest, tmp_path: Path) -> None:
+    tasks = [replace(manifest.tasks[0], number=number, points=40) for number in range(1, count + 1)]
+    lab = replace(manifest, tasks=tuple(tasks))
+    cases = [CaseResult(name, name, Verdict.PASSED) for name in manifest.tasks[0].tests[1:]]
+    result = SubmissionResult("a name that is long indeed", "ab" * 32, task_results(lab, cases))
+    with (tmp_path / "said").open("w") as file:
+        Console(file=file, width=80).print(results_table(lab, [result]))
+    *head, row = filter(str.strip, (tmp_path / "said").read_text().splitlines())
+    assert row.count("…") == 1 and "…" not in "".join(head), f"only the name may be cut: {head} {row}"
+    assert row.split()[-count:] == (["26"] if count > 8 else ["26.7"]) * count
 
 
 def test_progress_without_a_terminal_is_a_line_for_each_submission(
