@@ -30,8 +30,8 @@ class StepPlan:
 
     Args:
         chunks: at most one for each request; none if there is nothing to compute.
-        swap_out: pairs (block, host block).
-        swap_in: pairs (host block, block).
+        swap_out: pairs (block, host block), those of a request in the order of its tokens.
+        swap_in: pairs (host block, block), in the same order.
     """
 
     chunks: tuple[Chunk, ...]

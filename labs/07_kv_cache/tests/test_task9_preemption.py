@@ -244,10 +244,10 @@ def test_confused_callers_change_nothing(lab: Any) -> None:
     assert engine.step() == "C0+7", "8 tokens in 4 blocks of 2: the last token is never computed"
 
 
-@pytest.mark.parametrize("first_seed", [0, 15])
+@pytest.mark.parametrize("first_seed", [0, 30])
 def test_random_schedules_preempt_by_the_rules(lab: Any, first_seed: int) -> None:
     preempted = swapped = 0
-    for seed in range(first_seed, first_seed + 15):
+    for seed in range(first_seed, first_seed + 8):
         schedule = PreemptionSchedule(lab_scheduler(lab), seed)
         schedule.run(8)
         preempted, swapped = preempted + schedule.num_preempted, swapped + schedule.num_swapped
