@@ -9,7 +9,7 @@ from grader.judge.kv_schedules import Schedule
 
 
 class RadixSchedule(Schedule):
-    """The schedules of task 8 with hits that end anywhere, also inside a block that must be copied before it is written.
+    """The schedules of task 8 with hits that end anywhere, also inside a block, which is copied before it is written.
 
     Args:
         lab: gives `BlockAllocator`, `BlockTable` and `RadixCache`.

@@ -142,7 +142,8 @@ def test_a_tail_can_grow_in_its_own_block(lab: Any) -> None:
     for block in own:
         cache.pool.share(block)
     # A fork of 8 tokens was truncated to 6, cached and freed; the sequence itself knows the rest of the last block.
-    assert cache.handle.insert(PROMPT[:6], own) == 2, "the fork's whole block and its tail are new"
+    assert cache.handle.insert(PROMPT[:4], own) == 1, "the whole block is new"
+    assert cache.handle.insert(PROMPT[:6], own) == 1, "the fork's tail is new"
     cache.drop(own)
     took = cache.handle.insert(PROMPT[:8], own)
     assert (took, cache.handle.num_cached, cache.owners(own)) == (1, 2, [2, 2]), (
