@@ -1,10 +1,19 @@
-"""Tile sizes that a GPU chooses by trying them: `triton.autotune` over a short list, made when first needed."""
+"""What a launch may take from the card it runs on: how many programs run at once, and the fastest of a few tile sizes."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """How many programs a device runs at the same time, one on each multiprocessor; 1 for a CPU."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class TileConfig:
 
 @functools.cache
 def tuned(kernel: Any, configs: tuple[TileConfig, ...], key: tuple[str, ...]) -> Any:
-    """A kernel that times the choices at its first launch for each value of `key`, and keeps the fastest.
+    """A kernel under `triton.autotune`: it times the choices at the first launch for each `key`, and keeps the fastest.
 
     Only for a GPU: interpreted, it would time Python.
 
