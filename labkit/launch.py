@@ -27,12 +27,14 @@ _LAUNCHES: ContextVar[bool] = ContextVar("launches", default=True)
 
 
 def triton_fault() -> str | None:
-    """Why kernels cannot run on this machine, interpreted or otherwise; None if they can."""
-    if importlib.util.find_spec("triton") is not None:
-        return None
-    if not sys.platform.startswith("linux"):
-        return f"Triton has no build for {sys.platform}; its kernels need Linux, or WSL2 on Windows"
-    return "Triton is not installed; run `make setup`"
+    """Why kernels cannot run in this process, interpreted or otherwise; None if they can."""
+    if importlib.util.find_spec("triton") is None:
+        if not sys.platform.startswith("linux"):
+            return f"Triton has no build for {sys.platform}; its kernels need Linux, or WSL2 on Windows"
+        return "Triton is not installed; run `make setup`"
+    if interpreting() and "triton.language" in sys.modules and not _library_is_interpreted():
+        return f"triton was imported before {VARIABLE}=1 was set; set it when the process starts"
+    return None
 
 
 def interpreting() -> bool:
@@ -41,16 +43,8 @@ def interpreting() -> bool:
 
 
 def use_interpreter() -> None:
-    """Switches the interpreter on for this process, unless the caller has decided about it already.
-
-    Raises:
-        RuntimeError: Triton is missing, or was imported before and is set up for a GPU.
-    """
-    if fault := triton_fault():
-        raise RuntimeError(fault)
+    """Switches the interpreter on for this process, before Triton is imported, unless the caller has decided."""
     os.environ.setdefault(VARIABLE, "1")
-    if interpreting() and "triton.language" in sys.modules and not _library_is_interpreted():
-        raise RuntimeError(f"triton was imported before {VARIABLE}=1 was set; set it when the process starts")
 
 
 def _library_is_interpreted() -> bool:

@@ -95,6 +95,16 @@ class Service:
         output = self._function(header["name"])(*inputs, **kwargs)
         return list(torch.autograd.grad(output, inputs, grad_output, materialize_grads=True, allow_unused=True))
 
+    def _do_observe(self, header: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        from labkit.instruments import observation  # needs Triton, which most labs don't
+
+        return observation.observe(self._function(header["name"]), args, kwargs)
+
+    def _do_without_launches(self, header: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        from labkit.instruments import observation
+
+        return observation.without_launches(self._function(header["name"]), args, kwargs)
+
     def _do_method(self, header: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         return getattr(self._object(header["handle"]), self._declared(header["name"], self._interface.methods))(
             *args, **kwargs

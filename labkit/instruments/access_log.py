@@ -150,8 +150,8 @@ class AccessLog:
         launches: the kernels it started, in order.
         stray: accesses out of bounds.
         flags: what would fail or differ on a GPU.
-        operators: names of the torch operators it ran outside kernels, in order, e.g. "aten.mm".
-        allocations: the tensors that those operators made.
+        operators: names of the torch operators it ran outside kernels, each once, in order, e.g. "aten.mm".
+        allocations: the kinds of tensors that those operators made, each once.
     """
 
     launches: tuple[Launch, ...] = ()

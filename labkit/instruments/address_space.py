@@ -22,6 +22,9 @@ _PAGE = 4096
 
 Array = np.ndarray
 
+TRAFFIC = ("bytes_loaded", "bytes_stored", "unmasked_loads", "unmasked_stores")
+"""What is counted of each tensor."""
+
 
 @dataclass
 class Region:
@@ -56,9 +59,6 @@ class Region:
     def traffic(self) -> TensorTraffic:
         """What was counted, as a fact."""
         return TensorTraffic(self.name, self.shape, self.dtype, **self.counts)
-
-
-TRAFFIC = ("bytes_loaded", "bytes_stored", "unmasked_loads", "unmasked_stores")
 
 
 class AddressSpace:

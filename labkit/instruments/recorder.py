@@ -26,6 +26,7 @@ from triton.runtime.errors import InterpreterError
 from labkit.errors import exception_chain
 from labkit.instruments.access_log import AccessLog, Flag, Launch, ProgramId, StrayAccess
 from labkit.instruments.address_space import AddressSpace, Region, distinct
+from labkit.instruments.patching import replaced
 from labkit.instruments.portability import bf16_fault, dot_k_fault, missing_other_fault, overflow_fault, poison
 
 Operation = Literal["load", "store", "atomic"]
@@ -86,6 +87,7 @@ class Recorder:
         self._regions: dict[int, Region] = {}
         self._kernel = ""
         self._file = ""
+        self.launching = False
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> Recorder:
@@ -93,7 +95,7 @@ class Recorder:
             token = _ACTIVE.set(self)
             stack.callback(_ACTIVE.reset, token)
             for target, name, wrapped in self._replacements():
-                stack.enter_context(_replaced(target, name, wrapped))
+                stack.enter_context(replaced(target, name, wrapped))
             self._patches = stack.pop_all()
         return self
 
@@ -147,6 +149,7 @@ class Recorder:
             self._kernel, self._file = executor.fn.__name__, executor.fn.__code__.co_filename
             self._space, self._regions = AddressSpace(), {}
             executor.pre_run_hooks = [*executor.pre_run_hooks, lambda *a, **k: self._place(executor.fn, a, k)]
+            self.launching = True
             try:
                 original(executor, *args, **kwargs)
             except InterpreterError as error:
@@ -156,6 +159,7 @@ class Recorder:
                 at = f"line {self._line_of(root)}, program {_builder.grid_idx}"
                 raise KernelFailed(f"{self._kernel}, {at}: {type(root).__name__}: {root}") from root
             finally:
+                self.launching = False
                 tensors = tuple(region.traffic() for region in self._space.regions)
                 self._launches.append(Launch(self._kernel, tuple(_builder.grid_dim), tensors))
 
@@ -333,11 +337,6 @@ class Recorder:
         )
 
 
-def active_recorder() -> Recorder | None:
-    """The recorder that watches now."""
-    return _ACTIVE.get()
-
-
 def _lanes(mask: Any) -> np.ndarray:
     """A mask's lanes; for block pointers Triton passes the bare array."""
     return np.asarray(mask if isinstance(mask, np.ndarray) else mask.data, dtype=bool)
@@ -352,20 +351,3 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield name, value
     elif isinstance(getattr(value, "base", None), Tensor):  # a tensor descriptor
         yield name, value.base
-
-
-@contextlib.contextmanager
-def _replaced(target: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute for a while; one that an object had from its class only is taken away again."""
-    own = vars(target).get(name, _ABSENT)
-    setattr(target, name, value)
-    try:
-        yield
-    finally:
-        if own is _ABSENT:
-            delattr(target, name)
-        else:
-            setattr(target, name, own)
-
-
-_ABSENT = object()
