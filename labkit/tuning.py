@@ -1,4 +1,4 @@
-"""What a launch may take from the card it runs on: how many programs run at once, and the fastest of a few tile sizes."""
+"""What a launcher may ask the card: how many programs run at once, and which of a few tile sizes is fastest."""
 
 from __future__ import annotations
 

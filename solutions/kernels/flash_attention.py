@@ -44,7 +44,8 @@ class FlashAttention(torch.autograd.Function):
         """Gradients by the seven arguments of `forward`, in their order; None for those that are no tensors."""
         # BEGIN SOLUTION
         (grad_out,) = grads
-        dq, dk, dv = flash_attention_backward(*ctx.saved_tensors, grad_out, **ctx.options)
+        q, k, v, out, log_sum_exp = ctx.saved_tensors
+        dq, dk, dv = flash_attention_backward(q, k, v, out, log_sum_exp, grad_out, **ctx.options)
         return dq, dk, dv, None, None, None, None
         # END SOLUTION
 

@@ -154,7 +154,7 @@ def flash_key_value_grad_kernel(
     BLOCK_PASS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """dK and dV of one tile of keys, while the query tiles of the head's group pass. Program (tile, kv head, batch row).
+    """dK and dV of one tile of keys, while query tiles of the whole group pass. Program (tile, kv head, batch row).
 
     lse and delta are contiguous [b, h, t], dk and dv are contiguous [b, kv_h, t, d].
     """
@@ -179,7 +179,7 @@ def flash_key_value_grad_kernel(
     dk = tl.zeros([BLOCK_STAY, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_STAY, BLOCK_D], tl.float32)
     # A key is read by all heads of its group, so its gradient is the sum of theirs.
-    for member in range(0, group_size):
+    for member in range(group_size):
         head = kv_head * group_size + member
         q_head = q_ptr + batch * q_stride_b + head * q_stride_h
         grad_head = grad_out_ptr + batch * grad_out_stride_b + head * grad_out_stride_h
@@ -311,23 +311,27 @@ def flash_attention_backward(
     strides = (*q.stride(), *k.stride(), *v.stride())
     query_side = (q, k, v, out, grad_out, log_sum_exp, delta, dq, *strides, *out.stride(), *grad_out.stride(), *sizes)
     key_side = (q, k, v, grad_out, log_sum_exp, delta, dk, dv, *strides, *grad_out.stride(), *sizes)
-    tiles = TILES if q.dtype == torch.float32 else TILES_16_BIT
     # The query side goes first: it writes delta, which the key side reads.
-    for kernel, arguments, tokens, programs, stay, passing in (
-        (flash_query_grad_kernel, query_side, num_queries, heads, block_q, block_k),
-        (flash_key_value_grad_kernel, key_side, num_keys, kv_heads, block_k, block_q),
-    ):
-        if tune and where == "cuda":
-            launch(
-                tuned(kernel, tiles, ("HEAD_DIM", "CAUSAL")),
-                lambda tile, tokens=tokens, programs=programs: (
-                    triton.cdiv(tokens, tile["BLOCK_STAY"]), programs, batch,
-                ),
-                *arguments,
-                **meta,
-            )  # fmt: skip
-        else:
-            grid = (triton.cdiv(tokens, stay), programs, batch)
+    if tune and where == "cuda":
+        tiles = TILES if q.dtype == torch.float32 else TILES_16_BIT
+        query_kernel, key_kernel = (
+            tuned(kernel, tiles, ("HEAD_DIM", "CAUSAL"))
+            for kernel in (flash_query_grad_kernel, flash_key_value_grad_kernel)
+        )
+        launch(query_kernel, lambda t: (triton.cdiv(num_queries, t["BLOCK_STAY"]), heads, batch), *query_side, **meta)
+        launch(key_kernel, lambda t: (triton.cdiv(num_keys, t["BLOCK_STAY"]), kv_heads, batch), *key_side, **meta)
+    else:
+        sides = (
+            (flash_query_grad_kernel, (triton.cdiv(num_queries, block_q), heads, batch), query_side, block_q, block_k),
+            (
+                flash_key_value_grad_kernel,
+                (triton.cdiv(num_keys, block_k), kv_heads, batch),
+                key_side,
+                block_k,
+                block_q,
+            ),
+        )
+        for kernel, grid, arguments, stay, passing in sides:
             launch(kernel, grid, *arguments, **meta, BLOCK_STAY=stay, BLOCK_PASS=passing, num_stages=1)
     return dq, dk, dv
 

@@ -132,7 +132,7 @@ def merge_partials_kernel(
     running_max = float("-inf")
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
-    for split in range(0, num_splits):
+    for split in range(num_splits):
         partial = row * num_splits + split
         part_lse = tl.load(partial_lse_ptr + partial)
         part = tl.load(partial_out_ptr + partial * HEAD_DIM + dims, mask=dims < HEAD_DIM, other=0.0)
@@ -155,10 +155,12 @@ def merge_partials_torch(partial_out: Tensor, partial_lse: Tensor, dtype: torch.
     """The same in plain torch. Arguments, results and errors as for `merge_partials`."""
     _check_partials(partial_out, partial_lse)
     # BEGIN SOLUTION
-    lse = torch.logsumexp(partial_lse, dim=-1)
+    peak = partial_lse.amax(-1, keepdim=True)
     # Where every split is empty, -inf - (-inf) would be NaN; with 0 in its place all weights are exp(-inf) = 0.
-    weights = (partial_lse - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
-    return (weights[..., None] * partial_out).sum(-2).to(dtype), lse
+    weights = (partial_lse - peak.masked_fill(peak == -math.inf, 0.0)).exp()
+    total = weights.sum(-1, keepdim=True)
+    out = (weights[..., None] * partial_out).sum(-2) / total.masked_fill(total == 0, 1.0)
+    return out.to(dtype), (peak + total.log()).squeeze(-1)
     # END SOLUTION
 
 
@@ -172,14 +174,18 @@ def flash_decoding_torch(
     batch, heads, head_dim = q.shape
     kv_heads, num_keys = k.shape[1], k.shape[2]
     grouped = q.float().reshape(batch, kv_heads, heads // kv_heads, head_dim)
-    keys_per_split = -(-(-(-num_keys // block_k)) // num_splits) * block_k
+    keys_per_split = triton.cdiv(triton.cdiv(num_keys, block_k), num_splits) * block_k
     outs, lses = [], []
     for split in range(num_splits):
-        # A slice behind the end is empty, and so is its softmax: output 0, log-sum-exp -inf.
         part = slice(split * keys_per_split, (split + 1) * keys_per_split)
         scores = grouped @ k[:, :, part].float().transpose(-1, -2) * factor
-        lses.append(torch.logsumexp(scores, dim=-1).reshape(batch, heads))
-        outs.append((scores.softmax(-1) @ v[:, :, part].float()).reshape(batch, heads, head_dim))
+        # A slice behind the end is empty. The column of -inf gives even that a maximum.
+        peak = torch.nn.functional.pad(scores, (0, 1), value=-math.inf).amax(-1, keepdim=True)
+        weights = (scores - peak.masked_fill(peak == -math.inf, 0.0)).exp()
+        total = weights.sum(-1, keepdim=True)
+        out = weights @ v[:, :, part].float() / total.masked_fill(total == 0, 1.0)
+        outs.append(out.reshape(batch, heads, head_dim))
+        lses.append((peak + total.log()).reshape(batch, heads))
     return merge_partials_torch(torch.stack(outs, 2), torch.stack(lses, 2), q.dtype)
     # END SOLUTION
 

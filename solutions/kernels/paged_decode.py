@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -114,16 +116,21 @@ def paged_decode_torch(
     # BEGIN SOLUTION
     batch, heads, head_dim = q.shape
     block_size, kv_heads = key_blocks.shape[1], key_blocks.shape[2]
-    out = torch.zeros_like(q)
-    log_sum_exp = torch.full((batch, heads), float("-inf"), dtype=torch.float32, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    log_sum_exp = torch.empty((batch, heads), dtype=torch.float32, device=q.device)
     for row, length in enumerate(lengths.tolist()):
         blocks = block_tables[row, : -(-length // block_size)].long()
         # [tokens, kv_heads, head_dim], cut to the sequence before anything is multiplied.
         keys, values = (memory[blocks].flatten(0, 1)[:length].float() for memory in (key_blocks, value_blocks))
         queries = q[row].float().reshape(kv_heads, heads // kv_heads, head_dim)
         scores = queries @ keys.permute(1, 2, 0) * factor
-        log_sum_exp[row] = torch.logsumexp(scores, dim=-1).flatten()
-        out[row] = (scores.softmax(-1) @ values.transpose(0, 1)).reshape(heads, head_dim).to(q.dtype)
+        # Of a sequence without tokens the column of -inf is all there is.
+        peak = torch.nn.functional.pad(scores, (0, 1), value=-math.inf).amax(-1, keepdim=True)
+        weights = (scores - peak.masked_fill(peak == -math.inf, 0.0)).exp()
+        total = weights.sum(-1, keepdim=True)
+        mean = weights @ values.transpose(0, 1) / total.masked_fill(total == 0, 1.0)
+        out[row] = mean.reshape(heads, head_dim).to(q.dtype)
+        log_sum_exp[row] = (peak + total.log()).flatten()
     return out, log_sum_exp
     # END SOLUTION
 
@@ -199,9 +206,7 @@ def paged_decode(
     return merge_partials(partial_out, partial_lse, q.dtype)
 
 
-def _check_paged(
-    q: Tensor, key_blocks: Tensor, value_blocks: Tensor, block_tables: Tensor, lengths: Tensor
-) -> None:
+def _check_paged(q: Tensor, key_blocks: Tensor, value_blocks: Tensor, block_tables: Tensor, lengths: Tensor) -> None:
     """Refuse what doesn't fit together, before anything is computed."""
     if q.dim() != 3 or key_blocks.dim() != 4 or key_blocks.shape != value_blocks.shape:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 import triton
@@ -120,8 +121,9 @@ def ragged_prefill_torch(
     heads, kv_heads = q.shape[1], k.shape[1]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     log_sum_exp = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    bounds = zip(cu_seqlens_q.tolist(), cu_seqlens_q.tolist()[1:], cu_seqlens_k.tolist(), cu_seqlens_k.tolist()[1:])
-    for q_begin, q_end, k_begin, k_end in bounds:
+    for (q_begin, q_end), (k_begin, k_end) in zip(
+        pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True
+    ):
         num_queries, num_keys = q_end - q_begin, k_end - k_begin
         # [kv_heads, group, tokens, head_dim]; the group shares keys and values by broadcasting.
         queries = q[q_begin:q_end].float().transpose(0, 1).unflatten(0, (kv_heads, heads // kv_heads))
@@ -130,10 +132,13 @@ def ragged_prefill_torch(
         if causal:
             hidden = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device)
             scores = scores.masked_fill(hidden.triu(num_keys - num_queries + 1), -math.inf)
-        lse = torch.logsumexp(scores, dim=-1)
-        weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
-        out[q_begin:q_end] = (weights @ values).flatten(0, 1).transpose(0, 1).to(q.dtype)
-        log_sum_exp[q_begin:q_end] = lse.flatten(0, 1).transpose(0, 1)
+        # Of a sequence without keys the column of -inf is all there is.
+        peak = torch.nn.functional.pad(scores, (0, 1), value=-math.inf).amax(-1, keepdim=True)
+        weights = (scores - peak.masked_fill(peak == -math.inf, 0.0)).exp()
+        total = weights.sum(-1, keepdim=True)
+        mean = weights @ values / total.masked_fill(total == 0, 1.0)
+        out[q_begin:q_end] = mean.flatten(0, 1).transpose(0, 1).to(q.dtype)
+        log_sum_exp[q_begin:q_end] = (peak + total.log()).flatten(0, 1).squeeze(-1).transpose(0, 1)
     return out, log_sum_exp
     # END SOLUTION
 
@@ -177,7 +182,9 @@ def ragged_prefill(
     _check_ragged(q, k, v, cu_seqlens_q, cu_seqlens_k)
     check_count("max_seqlen_q", max_seqlen_q, 0)
     if cu_seqlens_q.device.type == "cpu" and int(cu_seqlens_q.diff().max()) > max_seqlen_q:
-        raise ValueError(f"a sequence has {int(cu_seqlens_q.diff().max())} queries, more than max_seqlen_q={max_seqlen_q}")
+        raise ValueError(
+            f"a sequence has {int(cu_seqlens_q.diff().max())} queries, more than max_seqlen_q={max_seqlen_q}"
+        )
     check_tile("block_q", block_q)
     check_tile("block_k", block_k)
     factor = score_scale(scale, q.shape[-1])

@@ -117,10 +117,12 @@ def sliding_window_attention_torch(
         keys, values = (t[:, :, begin:end].float().unsqueeze(2) for t in (k, v))
         hidden = (cols > positions[:, None]) | (cols <= positions[:, None] - window)
         scores = (queries @ keys.transpose(-1, -2) * factor).masked_fill(hidden, -math.inf)
-        lse = torch.logsumexp(scores, dim=-1)
-        weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
-        outs.append((weights @ values).flatten(1, 2))
-        lses.append(lse.flatten(1, 2))
+        # Of queries that see no key the column of -inf is all there is.
+        peak = torch.nn.functional.pad(scores, (0, 1), value=-math.inf).amax(-1, keepdim=True)
+        weights = (scores - peak.masked_fill(peak == -math.inf, 0.0)).exp()
+        total = weights.sum(-1, keepdim=True)
+        outs.append((weights @ values / total.masked_fill(total == 0, 1.0)).flatten(1, 2))
+        lses.append((peak + total.log()).flatten(1, 2).squeeze(-1))
     if not outs:
         return torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     return torch.cat(outs, 2).to(q.dtype), torch.cat(lses, 2)
