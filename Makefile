@@ -13,6 +13,8 @@ TASK ?=
 LEVEL ?= 1
 LAB ?= 07
 TRUST ?=
+# 1 to compile the kernels of a lab for the GPUs that are not here, after its tests.
+COMPILE ?=
 OUT ?= .out/grades
 SUBMISSIONS ?=
 # full, or quick for a taste of every long proof.
@@ -49,8 +51,10 @@ demo: setup ## The main job: the reference answers from a real model, then the s
 	@# Exit code 3 says that some submissions need a person; the hostile samples do, and that is no failure here.
 	@$(PY) -m grader grade --lab 07 --submissions .out/samples --out .out/grades || test $$? -eq 3
 
-test: setup ## Every test: the workbook's own, lab 07 on the reference, and the self-check
+test: setup ## Every test: the workbook's own, the labs on the reference, compiled kernels, and the self-check
 	$(PYTEST) tests -q
+	$(PYTEST) labs/06_kernels/tests -q --impl solutions
+	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults
 	$(PYTEST) labs/07_kv_cache/tests -q --impl solutions
 	$(PY) -m grader self-check
 
@@ -58,9 +62,12 @@ evidence: setup ## The long proofs with fresh seeds, and the strength of every l
 	$(PYTEST) tests -q -m evidence -s
 	$(if $(filter quick,$(EVIDENCE)),@echo "quick form: the strength run was left out",$(PY) -m grader strength)
 
-test-lab%: setup FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=solutions|folder] [TRUST=1]
+test-lab%: setup FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=solutions|folder] [TRUST=1] [COMPILE=1]
 	@tests=$$(ls -d labs/$*_*/tests 2>/dev/null) || { echo "there is no lab $*; labs here:" labs/*_*; exit 2; }; \
-	$(PYTEST) "$$tests" -q -rN --impl "$(IMPL)" $(if $(TASK),--task "$(TASK)") $(if $(TRUST),--trust)
+	options=(--impl "$(IMPL)" $(if $(TASK),--task "$(TASK)") $(if $(TRUST),--trust)); \
+	$(PYTEST) "$$tests" -q -rN "$${options[@]}"; \
+	if $(PY) -m labkit.native "$*"; then TRITON_INTERPRET=0 $(PYTEST) "$$tests" -q -rs "$${options[@]}"; fi; \
+	$(if $(COMPILE),$(PY) -m labkit.instruments.compiled --lab "$*" "$${options[@]}")
 
 grade: $(STAMP) ## Grade a folder of submissions in the sandbox: LAB=07 SUBMISSIONS=dir [OUT=dir]
 	@test -n "$(SUBMISSIONS)" || { echo "name the folder of submissions: make grade LAB=07 SUBMISSIONS=dir OUT=dir"; \

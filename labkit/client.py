@@ -15,6 +15,7 @@ from labkit.errors import CROSSING_TYPES, ProtocolFault, StudentError
 from labkit.instruments.access_log import AccessLog
 from labkit.loader import LabPackage
 from labkit.manifest import Interface, Manifest
+from labkit.native import native_device
 from labkit.service import Service
 
 
@@ -37,11 +38,12 @@ class LocalTransport:
     Args:
         package: the code under test; mounted here, unmounted on close.
         interface: what may be reached in it.
+        device: where it is given its tensors.
     """
 
-    def __init__(self, package: LabPackage, interface: Interface) -> None:
+    def __init__(self, package: LabPackage, interface: Interface, device: str = "cpu") -> None:
         self._package = package
-        self._service = Service(package, interface)
+        self._service = Service(package, interface, device)
         package.mount()
 
     def request(self, message: Message, on_callback: Callable[[Message], Message]) -> Message:
@@ -266,7 +268,7 @@ def local_lab(manifest: Manifest, folder: Path) -> LabClient:
         FileNotFoundError: if there is no such folder.
     """
     package = LabPackage(f"lab{manifest.id}", folder, manifest.modules)
-    return LabClient(LocalTransport(package, manifest.interface), manifest.interface)
+    return LabClient(LocalTransport(package, manifest.interface, native_device(manifest)), manifest.interface)
 
 
 def _exported(value: Any) -> Any:

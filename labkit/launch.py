@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,18 @@ VARIABLE = "TRITON_INTERPRET"
 """Triton reads it when a kernel is decorated, and for its own library when it is first imported."""
 
 _LAUNCHES: ContextVar[bool] = ContextVar("launches", default=True)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A launch that was asked for: the kernel, its arguments in order, and what was given by name."""
+
+    kernel: Any
+    args: tuple[Any, ...]
+    meta: dict[str, Any]
+
+
+_COLLECTED: ContextVar[list[Started] | None] = ContextVar("collected", default=None)
 
 
 def triton_fault() -> str | None:
@@ -68,6 +81,8 @@ def backend(*tensors: Tensor) -> Backend:
     if len(devices) != 1:
         given = ", ".join(sorted(map(str, devices))) or "none"
         raise ValueError(f"a kernel needs tensors that lie on one device, got {given}; move them to one")
+    if _COLLECTED.get() is not None:
+        return "cuda"
     kind = next(iter(devices)).type
     if kind == "cuda":
         return "cuda"
@@ -94,6 +109,9 @@ def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
     name = getattr(kernel, "__name__", None) or getattr(getattr(kernel, "fn", None), "__name__", "the kernel")
     if way == "twin":
         raise ValueError(f"{name} cannot run on a CPU unless {VARIABLE}=1 is set; `backend` says when to use its twin")
+    if (collected := _COLLECTED.get()) is not None:
+        collected.append(Started(kernel, args, meta))
+        return
     if not _LAUNCHES.get():
         return
     if way == "cuda":
@@ -118,3 +136,17 @@ def without_launches() -> Iterator[None]:
         yield
     finally:
         _LAUNCHES.reset(token)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[Started]]:
+    """Within it launchers take CPU tensors for CUDA ones, and `launch` writes down its calls and starts nothing.
+
+    So the kernels that a GPU would be given are known, and can be compiled, where there is none.
+    """
+    started: list[Started] = []
+    token = _COLLECTED.set(started)
+    try:
+        yield started
+    finally:
+        _COLLECTED.reset(token)

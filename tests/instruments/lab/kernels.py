@@ -170,3 +170,28 @@ def attention_by_another_name(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def composed_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v)
+
+
+@triton.jit
+def greedy_kernel(x_ptr, y_ptr, SIDE: tl.constexpr):
+    side = tl.arange(0, SIDE)
+    at = side[:, None] * SIDE + side[None, :]
+    x = tl.load(x_ptr + at)
+    tl.store(y_ptr + at, tl.dot(x, tl.trans(x)).to(tl.float16))
+
+
+def greedy_gram(side: int) -> Tensor:
+    """A product whose operands lie in shared memory whole."""
+    x = torch.zeros(side, side, dtype=torch.float16)
+    y = torch.empty_like(x)
+    launch(greedy_kernel, (1,), x, y, SIDE=side, num_warps=8)
+    return y
+
+
+def tuned_gram(*sides: int) -> Tensor:
+    """The same with a tuner that may choose the side."""
+    configs = [triton.Config({"SIDE": side}, num_warps=8) for side in sides]
+    x = torch.zeros(max(sides), max(sides), dtype=torch.float16)
+    y = torch.empty_like(x)
+    launch(triton.autotune(configs, key=[])(greedy_kernel), (1,), x, y)
+    return y
