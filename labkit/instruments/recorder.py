@@ -9,12 +9,13 @@ writes it down.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -88,6 +89,7 @@ class Recorder:
         self._kernel = ""
         self._file = ""
         self.launching = False
+        self._language_is_patched = False
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> Recorder:
@@ -128,6 +130,7 @@ class Recorder:
         """What is wrapped: the owner, the name, and the wrapper."""
         yield interpreter.GridExecutor, "__call__", self._launching(interpreter.GridExecutor.__call__)
         yield interpreter, "_implicit_cvt", self._addressing(interpreter._implicit_cvt)
+        yield interpreter, "_patch_lang", self._patching(interpreter._patch_lang)
         yield interpreter.ReduceOps, "apply", self._reducing(interpreter.ReduceOps.apply)
         yield interpreter.ScanOps, "apply", self._reducing(interpreter.ScanOps.apply)
         yield interpreter.interpreter_semantic, "device_assert", self._asserting
@@ -139,6 +142,9 @@ class Recorder:
         yield _builder, "create_atomic_cas", self._atomic_cas
         yield _builder, "create_dot", self._dot
         yield _builder, "cast_impl", self._cast
+        if self._strict:
+            # Triton computes every integer operation twice to find overflows, which only a record has a place for.
+            yield _builder, "options", dataclasses.replace(_builder.options, sanitize_overflow=False)
         for name in ("binary_op", "unary_op", "create_fma"):
             yield _builder, name, self._arithmetic(getattr(interpreter.InterpreterBuilder, name))
 
@@ -159,7 +165,7 @@ class Recorder:
                 at = f"line {self._line_of(root)}, program {_builder.grid_idx}"
                 raise KernelFailed(f"{self._kernel}, {at}: {type(root).__name__}: {root}") from root
             finally:
-                self.launching = False
+                self.launching = self._language_is_patched = False
                 tensors = tuple(region.traffic() for region in self._space.regions)
                 self._launches.append(Launch(self._kernel, tuple(_builder.grid_dim), tensors))
 
@@ -170,6 +176,18 @@ class Recorder:
         for name, value in inspect.signature(fn).bind(*args, **kwargs).arguments.items():
             for label, tensor in _tensors(name, value):
                 self._regions[id(tensor)] = self._space.add(label, tensor)
+
+    def _patching(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Turns Triton's language into its interpreted form once a launch, not at each call of a function in it."""
+        everything = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+
+        def patch(fn: Any) -> Any:
+            if self._language_is_patched:
+                return interpreter._LangPatchScope()
+            self._language_is_patched = True
+            return original(everything)
+
+        return patch
 
     def _addressing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def convert(value: Any) -> Any:
