@@ -154,8 +154,8 @@ def test_short_sequences_cost_no_tiles(lab: Any) -> None:
     for name in ("k_ptr", "v_ptr"):
         loaded = log.launches[0].tensor(name).bytes_loaded
         assert loaded == right, (
-            f"{PREFILL} loaded {loaded} bytes of {name}, {right} are right: a tile that lies behind its sequence's last "
-            "query has nothing to do, and one that lies before sees keys up to its last query's own"
+            f"{PREFILL} loaded {loaded} bytes of {name}, {right} are right: a tile that lies behind its sequence's "
+            "last query has nothing to do, and one that lies before sees keys up to its last query's own"
         )
 
 
