@@ -41,7 +41,8 @@ def arranged(layout: str, inputs: Sequence[Tensor], num_outputs: int) -> tuple[l
 
     Args:
         layout: one of `LAYOUTS`. Side by side, all lie in one buffer, so that whoever reads beyond a row's end meets
-            the next tensor; the outputs' NaN stands behind every input.
+            the next tensor; the outputs' NaN stands behind every input. Otherwise it is the first tensor's layout, and
+            each further one has the next, so that strides taken from the wrong tensor show.
         inputs: tensors of one shape and dtype, at least two axes.
         num_outputs: how many outputs are wanted.
 
@@ -50,8 +51,10 @@ def arranged(layout: str, inputs: Sequence[Tensor], num_outputs: int) -> tuple[l
     """
     like = inputs[0]
     if layout != "side by side":
-        outputs = [laid_out(unwritten(like.shape, like.dtype), layout) for _ in range(num_outputs)]
-        return [laid_out(tensor, layout) for tensor in inputs], outputs
+        outputs = [unwritten(like.shape, like.dtype) for _ in range(num_outputs)]
+        first = LAYOUTS.index(layout)
+        placed = [laid_out(tensor, LAYOUTS[(first + i) % 3]) for i, tensor in enumerate([*inputs, *outputs])]
+        return placed[: len(inputs)], placed[len(inputs) :]
     width = like.shape[-1]
     columns = [piece for tensor in inputs for piece in (tensor, unwritten(like.shape, like.dtype))]
     columns += [unwritten(like.shape, like.dtype)] * max(0, num_outputs - len(inputs))

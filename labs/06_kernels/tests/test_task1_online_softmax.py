@@ -94,6 +94,12 @@ def check_mean(what: str, got: object, scores: Tensor, values: Tensor, advice: s
     check_close(f"the log-sum-exp of {what}", lse[seen], right, scale=scale, dtype=torch.float32, advice=advice)
 
 
+def check_softmax(what: str, got: object, scores: Tensor, advice: str) -> None:
+    """Against float64; the scale is the largest weight."""
+    right, plain = softmax_rows64(scores), plain_softmax(scores)
+    check_close(what, got, right, scale=float(right.max()), dtype=scores.dtype, plain=plain, advice=advice)
+
+
 @pytest.mark.parametrize("hidden", ["none", "some", "a row"])
 @pytest.mark.parametrize(("rows", "columns"), [(3, 7), (4, 1), (1, 12)])
 def test_a_block_s_state_is_its_definition(lab: Any, rows: int, columns: int, hidden: str) -> None:
@@ -165,8 +171,7 @@ def test_softmax_by_blocks_matches_float64(lab: Any, case: dict[str, Any]) -> No
     scores = scores_of(case["rows"], case["columns"], case["hidden"], seed=8) + case["shift"]
     scores = scores.to(case["dtype"])
     got = lab.online_softmax(scores, case["block_size"])
-    right, plain = softmax_rows64(scores), plain_softmax(scores)
-    check_close("online_softmax", got, right, scale=1.0, dtype=case["dtype"], plain=plain, advice=f"Case: {case}")
+    check_softmax("online_softmax", got, scores, f"Case: {case}")
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -176,9 +181,26 @@ def test_scores_far_from_zero_stay_finite(lab: Any, sign: int) -> None:
     values = values_of(10)
     advice = f"All scores are near {sign * 100_000:,}; a softmax depends on differences only."
     got = lab.online_softmax(scores, 4)
-    check_close("online_softmax", got, softmax_rows64(scores), scale=1.0, dtype=torch.float32, advice=advice)
+    check_softmax("online_softmax", got, scores, advice)
     mean = lab.online_mean(lambda i: (scores[:, 4 * i : 4 * i + 4], values[4 * i : 4 * i + 4]), 3)
     check_mean("blocks of 4 columns", mean, scores, values, advice)
+
+
+def test_maxima_may_leap_from_block_to_block(lab: Any) -> None:
+    steps = torch.tensor([0.0, 200.0, -200.0, 150.0]).repeat_interleave(3)
+    scores = torch.stack([steps, steps.flip(0), -steps]) + torch.arange(12.0).mul(0.1)
+    values = values_of(12)
+    advice = "The maximum of a block may lie 200 above or below that of the ones before."
+    check_softmax("online_softmax", lab.online_softmax(scores, 3), scores, advice)
+    mean = lab.online_mean(lambda i: (scores[:, 3 * i : 3 * i + 3], values[3 * i : 3 * i + 3]), 4)
+    check_mean("blocks of 3 columns", mean, scores, values, advice)
+
+
+def test_half_precision_totals_keep_growing(lab: Any) -> None:
+    # Above 2,048 an fp16 total no longer notices a weight of 1.
+    scores = torch.zeros(2, 3_000, dtype=torch.float16)
+    scores[1, ::7] = 1.0
+    check_softmax("online_softmax", lab.online_softmax(scores, 1), scores, "Keep the total in fp32 at least.")
 
 
 def test_hidden_rows_and_blocks_give_zero(lab: Any) -> None:
@@ -189,7 +211,7 @@ def test_hidden_rows_and_blocks_give_zero(lab: Any) -> None:
     scores[3, 4:8] = -math.inf
     advice = "A row or a block may hold nothing but -inf: it weighs nothing, at any place and in any order."
     got = lab.online_softmax(scores, 4)
-    check_close("online_softmax", got, softmax_rows64(scores), scale=1.0, dtype=torch.float32, advice=advice)
+    check_softmax("online_softmax", got, scores, advice)
     mean = lab.online_mean(lambda i: (scores[:, 4 * i : 4 * i + 4], values[4 * i : 4 * i + 4]), 3)
     check_mean("blocks of 4 columns", mean, scores, values, advice)
 
