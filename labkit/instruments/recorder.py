@@ -215,10 +215,12 @@ class Recorder:
 
     # Memory
 
-    def _load_unmasked(self, pointers: Any, cache: Any, eviction: Any, volatile: Any) -> Any:
-        return self._load(pointers, None, None, cache, eviction, volatile)
+    def _load_unmasked(self, pointers: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: Any) -> Any:
+        return self._load(pointers, None, None, cache_modifier, eviction_policy, is_volatile)
 
-    def _load(self, pointers: Any, mask: Any, other: Any, cache: Any, eviction: Any, volatile: Any) -> Any:
+    def _load(
+        self, pointers: Any, mask: Any, other: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: Any
+    ) -> Any:
         lanes, real = self._access("load", pointers, mask)
         dtype = pointers.get_element_ty()
         if other is None and not lanes.all():
@@ -228,7 +230,7 @@ class Recorder:
             if self._undefined == "poison":
                 other = Handle(poison(lanes.shape, kind), dtype)
         original = interpreter.InterpreterBuilder.create_masked_load
-        return original(_builder, real, Handle(lanes, tl.int1), other, cache, eviction, volatile)
+        return original(_builder, real, Handle(lanes, tl.int1), other, cache_modifier, eviction_policy, is_volatile)
 
     def _store_unmasked(self, pointers: Any, value: Any, cache: Any, eviction: Any) -> Any:
         return self._store(pointers, value, None, cache, eviction)

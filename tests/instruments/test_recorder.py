@@ -49,6 +49,15 @@ def test_atomics_count_both_ways(local: LabClient) -> None:
     assert (counts.bytes_loaded, counts.bytes_stored) == (12, 12)
 
 
+@pytest.mark.parametrize("how", ["pointer", "descriptor"])
+def test_blocks_count_what_lies_in_the_tensor(local: LabClient, how: str) -> None:
+    x = torch.arange(20.0).view(5, 4)
+    result, log = local.observe("row_sums", x, how)
+    assert torch.equal(result, x.sum(1))
+    assert (log.bytes_loaded, log.bytes_stored, log.stray, log.flags) == (80, 20, (), ())
+    assert torch.equal(local.row_sums(x, how), result)
+
+
 def test_unmasked_accesses_are_told(local: LabClient) -> None:
     _, log = local.observe("unmasked_copy", torch.ones(8))
     x, y = log.launches[0].tensors
