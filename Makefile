@@ -54,12 +54,13 @@ demo: setup ## The main job: the reference answers from a real model, then the s
 test: setup ## Every test: the workbook's own, the labs on the reference, compiled kernels, and the self-check
 	$(PYTEST) tests -q
 	$(PYTEST) labs/06_kernels/tests -q --impl solutions
-	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults
+	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults --cards 120
 	$(PYTEST) labs/07_kv_cache/tests -q --impl solutions
 	$(PY) -m grader self-check
 
 evidence: setup ## The long proofs with fresh seeds, and the strength of every lab [EVIDENCE=quick]
 	$(PYTEST) tests -q -m evidence -s
+	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults
 	$(if $(filter quick,$(EVIDENCE)),@echo "quick form: the strength run was left out",$(PY) -m grader strength)
 
 test-lab%: setup FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=solutions|folder] [TRUST=1] [COMPILE=1]
@@ -90,8 +91,9 @@ lint: $(STAMP) ## Style, types, the direction of imports, and the pair of torch 
 	$(IMPORT_LINTER)
 	$(PY) tools/check_pins.py
 
-bench: setup ## The reference beside transformers on the same weights: ratios with their spread
+bench: setup ## The reference beside transformers, the kernels beside torch's: ratios with their spread
 	@$(PY) -m benchmarks.decode_beside_transformers
+	@$(PY) -m benchmarks.kernels --quick
 
 # Needs no environment, since it is what to ask when setting up fails.
 doctor: ## What this machine has, what it lacks, and what to do about each

@@ -10,6 +10,7 @@ tiles too large for its memory. Nothing runs, so nothing is said about answers o
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import os
 import sys
@@ -190,6 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--impl", default="labs", help="labs, solutions, or a folder with the modules")
     parser.add_argument("--task", type=int, default=None, help="the kernels of this task only")
     parser.add_argument("--trust", action="store_true", help="import code from a folder outside this repository")
+    parser.add_argument("--cards", type=int, nargs="+", choices=SHARED_BYTES, default=list(SHARED_BYTES), help="GPUs")
     parser.add_argument("--faults", action="store_true", help="print faults only")
     options = parser.parse_args(arguments)
     os.environ.pop(VARIABLE, None)
@@ -199,7 +201,11 @@ def main(arguments: list[str] | None = None) -> int:
         folder = {"labs": manifest.folder, "solutions": manifest.solutions}.get(options.impl, Path(options.impl))
         if not folder.resolve().is_relative_to(ROOT) and not options.trust:
             raise ValueError(f"{folder} lies outside the workbook; add --trust if you trust its author")
-        cases = [case for case in load_cases(manifest) if options.task in (None, case.task)]
+        cases = [
+            dataclasses.replace(case, capabilities=tuple(card for card in case.capabilities if card in options.cards))
+            for case in load_cases(manifest)
+            if options.task in (None, case.task)
+        ]
         package = LabPackage(f"lab{manifest.id}", folder, _importable(manifest, folder))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
