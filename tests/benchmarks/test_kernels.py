@@ -105,9 +105,8 @@ def test_contenders_compute_the_same() -> None:
         answers = [_tensors(call()) for name, call in calls.items() if name != "compiled"]
         for ours, theirs in zip(*answers, strict=True):
             scale = max(1.0, float(theirs.abs().max()))
-            check_close(
-                contest.name, ours.reshape(theirs.shape), theirs.double(), dtype=torch.float32, plain=theirs, scale=scale
-            )
+            ours = ours.reshape(theirs.shape)
+            check_close(contest.name, ours, theirs.double(), dtype=torch.float32, plain=theirs, scale=scale)
         names.append(contest.name)
     assert len(names) == 9 and len(set(names)) == 8
 
