@@ -58,6 +58,15 @@ def attention_gradients(
     return dq, dk, dv
 
 
+def forward_results(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a right forward pass hands to the backward pass, output and log-sum-exp, and a gradient of the output."""
+    out, lse = seen_attention64(q, k, v, seen, scale)
+    grad_out = torch.randn(q.shape, generator=torch.Generator().manual_seed(100)).to(q.dtype)
+    return out.to(q.dtype), lse.float(), grad_out
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     owner = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
@@ -78,9 +87,13 @@ def check_attention(
     seen: Tensor,
     scale: float | None = None,
     *,
+    score_size: float = 1.0,
     advice: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """Fail unless a pair of output and log-sum-exp is right; the scale of a weighted mean is the largest value.
+    """Fail unless a pair of output and log-sum-exp is right.
+
+    The output is a weighted mean, whose size is that of the largest value. A score that is rounded where it is large
+    moves its weight by as much as the rounding: `score_size` says how large, where a test makes it so.
 
     Returns:
         The two, as tensors.
@@ -90,13 +103,58 @@ def check_attention(
     """
     assert isinstance(got, (tuple, list)) and len(got) == 2, f"{what} must return output and log-sum-exp, got {got!r}"
     out, lse = seen_attention64(q, k, v, seen, scale)
-    largest = float(v.abs().max()) if v.numel() else 1.0
+    largest = score_size * float(v.abs().max()) if v.numel() else 1.0
     plain = seen_attention(q, k, v, seen, scale)
     check_close(
         f"{what}: the output", got[0], out, scale=largest, dtype=q.dtype, plain=plain, inputs=(q, k, v), advice=advice
     )
     check_lse(f"{what}: the log-sum-exp", got[1], lse, largest_products(q, k, scale), advice)
     return got[0], got[1]
+
+
+FAR = 100_000 / 8
+"""`score_size` for scores near 100,000 in fp32: one rounding of a score, not eight, may move a weight."""
+
+
+def check_gradients(
+    what: str,
+    got: object,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_out: Tensor,
+    seen: Tensor,
+    scale: float | None = None,
+    *,
+    score_size: float = 1.0,
+    advice: str = "",
+) -> None:
+    """Fail unless dq, dk and dv are those of float64 autograd.
+
+    A gradient's size is that of the products it sums: dP times K, dP times Q, and dO; see `check_attention` for
+    `score_size`.
+
+    Raises:
+        AssertionError: these are no three gradients, or one is wrong.
+    """
+    assert isinstance(got, (tuple, list)) and len(got) == 3, f"{what} must return dq, dk and dv, got {got!r}"
+    right = attention_gradients(q, k, v, grad_out, seen, scale, torch.float64)
+    plain = attention_gradients(q, k, v, grad_out, seen, scale, q.dtype)
+    # √D without the scale's 1/√D, as dP is a sum over channels.
+    factor = q.shape[-1] ** 0.5 * (1.0 if scale is None else abs(scale) * q.shape[-1] ** 0.5)
+    grad, values, keys, queries = (float(t.abs().max()) if t.numel() else 1.0 for t in (grad_out, v, k, q))
+    sizes = {"dq": grad * values * keys * factor, "dk": grad * values * queries * factor, "dv": grad}
+    for (name, size), one, reference, ordinary in zip(sizes.items(), got, right, plain, strict=True):
+        check_close(
+            f"{what}: {name}",
+            one,
+            reference,
+            scale=score_size * size,
+            dtype=q.dtype,
+            plain=ordinary,
+            inputs=(q, k, v),
+            advice=advice,
+        )
 
 
 def largest_products(q: Tensor, k: Tensor, scale: float | None) -> float:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grader.judge.attention_reference import LAYOUTS, check_attention, laid_out, qkv, who_sees_whom
+from grader.judge.attention_reference import FAR, LAYOUTS, check_attention, laid_out, qkv, who_sees_whom
 from grader.judge.covering import pairwise
 from grader.judge.kernel_checks import check_accesses, check_traffic, check_unwritten
 from grader.judge.refusal import check_refused
@@ -73,10 +73,8 @@ def test_window_scores_far_from_zero_stay_finite(lab: Any, sign: int) -> None:
     q = torch.full_like(q, 125.0)
     k = (sign * 50.0 + torch.arange(40.0).div(512)).reshape(1, 1, 40, 1).expand_as(v).contiguous()
     got = lab.sliding_window_attention(q, k, v, 5, scale=1.0, block_q=32, block_k=16)
-    advice = (
-        f"All scores are near {sign * 100_000:,}; a row's first tile may hold no key of its window, the next does."
-    )
-    check_attention(WINDOW, got, q, k, v, who_sees_whom(40, 40, window=5), 1.0, advice=advice)
+    advice = f"All scores are near {sign * 100_000:,}; a row's first tile may hold no key of its window, the next does."
+    check_attention(WINDOW, got, q, k, v, who_sees_whom(40, 40, window=5), 1.0, score_size=FAR, advice=advice)
 
 
 def test_tiles_outside_of_the_window_are_skipped(lab: Any) -> None:
@@ -89,10 +87,9 @@ def test_tiles_outside_of_the_window_are_skipped(lab: Any) -> None:
         tiles = sum(2 if first + offset > 0 else 1 for first in range(0, num_queries, 16))
         advice = "Key tiles that are too old for every query of a tile are not loaded, no more than those too new."
         row = 4 * 16
-        check_traffic(
-            WINDOW, log, launches=1, loaded=row * (num_queries + 2 * 16 * tiles), stored=row * num_queries + 4 * num_queries,
-            advice=advice,
-        )  # fmt: skip
+        loaded = row * (num_queries + 2 * 16 * tiles)
+        stored = row * num_queries + 4 * num_queries
+        check_traffic(WINDOW, log, launches=1, loaded=loaded, stored=stored, advice=advice)
 
 
 def test_window_accesses_stay_inside(lab: Any) -> None:
