@@ -111,6 +111,8 @@ def test_top_k_keeps_exactly_k(lab: Any) -> None:
     tied = (0.5, 1.5, 0.5, 1.5, -2.0, 1.5, 0.5, -0.0, 0.0, 3.0, -7.0, *(-9.0,) * 9)
     advice = "Exactly k survive; of equal logits (0.0 and -0.0 are equal) the lower ids."
     rows = [row for k in (1, 2, 3, 4, 6, 8, 9) for row in every_token(Row(tied, top_k=k))]
+    across = tuple(1.0 if i in (3, 14, 15, 17, 19) else -2.0 for i in range(20))
+    rows += [row for k in (2, 4) for row in every_token(Row(across, top_k=k))]
     check_tokens("fused_sample with top-k and ties", sampled(lab, rows), rows, advice)
     rows = [row for k in (1, 5, 13, 19, 20, 400) for row in every_token(Row(logits_of(20, k), top_k=k))]
     check_tokens("fused_sample with top-k", sampled(lab, rows), rows, advice)
@@ -213,7 +215,13 @@ def test_impossible_tokens_are_never_drawn(lab: Any) -> None:
     got = sampled(lab, rows)
     inside = bool(((got >= 0) & (got < len(logits))).all())
     assert inside, f"fused_sample gave {got.tolist()} for a vocabulary of {len(logits)}"
-    check_tokens("fused_sample", got, rows, "A weight of 0 is never drawn; if rounding leaves none, take the last one.")
+    advice = "A weight of 0 is never drawn; if rounding leaves none above the target, take the last survivor."
+    check_tokens("fused_sample", got, rows, advice)
+    # A uniform next to 1 meets the total itself wherever two ways of summing round differently.
+    edge = [Row(logits_of(40, seed), uniform=1 - 2**-24) for seed in range(64)]
+    got = sampled(lab, edge)
+    inside = bool(((got >= 0) & (got < 40)).all())
+    assert inside, f"fused_sample gave {got.tolist()} for a vocabulary of 40. {advice}"
 
 
 def test_rows_without_a_distribution_are_marked(lab: Any) -> None:
