@@ -171,8 +171,7 @@ def flash_decoding_torch(
     _check_decode(q, k, v, num_splits, block_k)
     factor = score_scale(scale, q.shape[-1])
     # BEGIN SOLUTION
-    batch, heads, head_dim = q.shape
-    kv_heads, num_keys = k.shape[1], k.shape[2]
+    (batch, heads, head_dim), (_, kv_heads, num_keys, _) = q.shape, k.shape
     grouped = q.float().reshape(batch, kv_heads, heads // kv_heads, head_dim)
     keys_per_split = triton.cdiv(triton.cdiv(num_keys, block_k), num_splits) * block_k
     outs, lses = [], []

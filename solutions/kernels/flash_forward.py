@@ -134,8 +134,7 @@ def flash_attention_forward_torch(
     check_tile("block_k", block_k)
     factor = score_scale(scale, q.shape[-1])
     # BEGIN SOLUTION
-    batch, heads, num_queries, head_dim = q.shape
-    kv_heads, num_keys = k.shape[1], k.shape[2]
+    (batch, heads, num_queries, head_dim), (_, kv_heads, num_keys, _) = q.shape, k.shape
     offset = num_keys - num_queries
     # An axis for the group lets the heads of one group share keys and values by broadcasting.
     queries = q.float().reshape(batch, kv_heads, heads // kv_heads, num_queries, head_dim)

@@ -114,8 +114,7 @@ def paged_decode_torch(
     _check_paged(q, key_blocks, value_blocks, block_tables, lengths)
     factor = score_scale(scale, q.shape[-1])
     # BEGIN SOLUTION
-    batch, heads, head_dim = q.shape
-    block_size, kv_heads = key_blocks.shape[1], key_blocks.shape[2]
+    (batch, heads, head_dim), (_, block_size, kv_heads, _) = q.shape, key_blocks.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     log_sum_exp = torch.empty((batch, heads), dtype=torch.float32, device=q.device)
     for row, length in enumerate(lengths.tolist()):
@@ -225,11 +224,11 @@ def _check_paged(q: Tensor, key_blocks: Tensor, value_blocks: Tensor, block_tabl
     if lengths.device.type != "cpu":
         return
     num_blocks, block_size = key_blocks.shape[:2]
-    for row, length in enumerate(lengths.tolist()):
-        if not 0 <= length <= block_tables.shape[1] * block_size:
+    for row, count in enumerate(lengths.tolist()):
+        if not 0 <= count <= block_tables.shape[1] * block_size:
             raise ValueError(
-                f"row {row}: a table of {block_tables.shape[1]} blocks of {block_size} tokens can't hold {length}"
+                f"row {row}: a table of {block_tables.shape[1]} blocks of {block_size} tokens can't hold {count}"
             )
-        for block in block_tables[row, : -(-length // block_size)].tolist():
+        for block in block_tables[row, : -(-count // block_size)].tolist():
             if not 0 <= block < num_blocks:
                 raise ValueError(f"row {row}: its table names block {block}; the blocks are 0 to {num_blocks - 1}")

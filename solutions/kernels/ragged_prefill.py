@@ -119,7 +119,7 @@ def ragged_prefill_torch(
     factor = score_scale(scale, q.shape[-1])
     # BEGIN SOLUTION
     heads, kv_heads = q.shape[1], k.shape[1]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     log_sum_exp = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     for (q_begin, q_end), (k_begin, k_end) in zip(
         pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True
