@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal
 
@@ -37,6 +38,27 @@ _ACTIVE: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 _OFFSETS_SHOWN = 6
 _OVERFLOW = re.compile(r"(int\d+) overflow detected")
 _builder = interpreter.interpreter_builder
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store of one program.
+
+    Args:
+        kernel: the kernel function's name.
+        operation: "load", "store" or "atomic".
+        tensor: the parameter that the pointer was computed from.
+        line: of the kernel's file.
+        program_id: of the program.
+        offsets: of the lanes that the mask let through, in elements from the tensor's first one.
+    """
+
+    kernel: str
+    operation: Operation
+    tensor: str
+    line: int
+    program_id: ProgramId
+    offsets: np.ndarray
 
 
 class KernelFailed(RuntimeError):
@@ -75,10 +97,18 @@ class Recorder:
     Args:
         strict: stop a kernel at its first stray access or bf16 arithmetic, instead of writing it down; count nothing.
         undefined: what lanes hold that the mask of a load without `other` switches off; on a GPU nobody knows.
+        on_access: told of every access as it happens, e.g. for a picture.
     """
 
-    def __init__(self, *, strict: bool, undefined: Literal["poison", "zero"] = "poison") -> None:
+    def __init__(
+        self,
+        *,
+        strict: bool,
+        undefined: Literal["poison", "zero"] = "poison",
+        on_access: Callable[[Access], None] | None = None,
+    ) -> None:
         self._strict = strict
+        self._on_access = on_access
         self._undefined = undefined
         self._launches: list[Launch] = []
         self._stray: dict[tuple[str, str, str, int], StrayAccess] = {}
@@ -268,6 +298,9 @@ class Recorder:
             self._note_stray(operation, region, active[stray])
             lanes = lanes.copy()
             lanes[lanes] = ~stray
+        if self._on_access is not None:
+            offsets = region.offsets(active)
+            self._on_access(Access(self._kernel, operation, region.name, self._line(), _builder.grid_idx, offsets))
         if not self._strict:
             self._count(operation, region, distinct(active, itemsize) * itemsize, masked=mask is not None)
         return lanes, Handle(region.to_real(pointers.data), pointers.dtype)
