@@ -84,7 +84,7 @@ def test_nothing_in_gives_nothing_out(kernels: LabPackage, shape: tuple[int, int
 
 def test_tensors_on_two_devices_are_refused(kernels: LabPackage) -> None:
     row, elsewhere = random(3, 10), torch.empty(3, 10, device="meta")
-    with pytest.raises(ValueError, match=r"on meta|devices"):
+    with pytest.raises(ValueError, match="on meta"):
         kernels.module("fused_softmax").fused_softmax(row, out=elsewhere)
-    with pytest.raises(ValueError, match=r"on meta|devices"):
+    with pytest.raises(ValueError, match="meta"):
         kernels.module("swiglu").swiglu(row, elsewhere)
