@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -155,6 +155,20 @@ def check_gradients(
             inputs=(q, k, v),
             advice=advice,
         )
+
+
+def check_right_or_refused(call: Callable[[], object], check: Callable[[object], object]) -> None:
+    """Fail unless a call in bf16 is right, as on a GPU, or refused by name, as in the interpreter, where it is garbage.
+
+    Raises:
+        AssertionError: it gives something wrong, or a refusal that doesn't say why.
+    """
+    try:
+        got = call()
+    except ValueError as error:
+        assert "bfloat16" in str(error), f"a refusal of bf16 should name bfloat16, it says {error}"
+    else:
+        check(got)
 
 
 def largest_products(q: Tensor, k: Tensor, scale: float | None) -> float:

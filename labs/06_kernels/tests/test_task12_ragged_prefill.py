@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grader.judge.attention_reference import FAR, check_attention, qkv, who_sees_whom
+from grader.judge.attention_reference import FAR, check_attention, check_right_or_refused, qkv, who_sees_whom
 from grader.judge.covering import pairwise
 from grader.judge.kernel_checks import check_accesses, check_unwritten
 from grader.judge.refusal import check_refused
@@ -196,6 +196,8 @@ def test_ragged_prefill_refuses_what_does_not_fit(lab: Any) -> None:
     refused("bounds that end before the tokens do", q, k, v, torch.tensor([0, 5, 7]), cu_k)
     check_refused("a longest sequence shorter than one is", lambda: lab.ragged_prefill(q, k, v, cu_q, cu_k, 4))
     check_refused("a tile of 8 queries", lambda: lab.ragged_prefill(q, k, v, cu_q, cu_k, 5, block_q=8))
+    low = Batch((5, 3), (9, 3), 4, 2, 16, dtype=torch.bfloat16, seed=7)
+    check_right_or_refused(lambda: lab.ragged_prefill(*low.arguments(), 5), lambda got: low.check(PREFILL, got))
 
 
 @pytest.mark.integration

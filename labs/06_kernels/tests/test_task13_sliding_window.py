@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from grader.judge.attention_reference import FAR, LAYOUTS, check_attention, laid_out, qkv, who_sees_whom
+from grader.judge.attention_reference import (
+    FAR,
+    LAYOUTS,
+    check_attention,
+    check_right_or_refused,
+    laid_out,
+    qkv,
+    who_sees_whom,
+)
 from grader.judge.covering import pairwise
 from grader.judge.kernel_checks import check_accesses, check_traffic, check_unwritten
 from grader.judge.refusal import check_refused
@@ -124,6 +132,10 @@ def test_window_refuses_what_does_not_fit(lab: Any) -> None:
     refused("3 query heads on 2 kv heads", q[:, :3], k, v, 2)
     refused("k and v of different lengths", q, k, v[:, :, :2], 2)
     check_refused("a tile of 8 keys", lambda: lab.sliding_window_attention(q, k, v, 2, block_k=8))
+    low = [tensor.bfloat16() for tensor in (q, k, v)]
+    check_right_or_refused(
+        lambda: lab.sliding_window_attention(*low, 2), lambda got: check_attention(WINDOW, got, *low, seen)
+    )
 
 
 @pytest.mark.integration

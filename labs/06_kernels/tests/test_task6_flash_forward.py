@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from grader.judge.attention_reference import FAR, LAYOUTS, check_attention, laid_out, qkv, who_sees_whom
+from grader.judge.attention_reference import (
+    FAR,
+    LAYOUTS,
+    check_attention,
+    check_right_or_refused,
+    laid_out,
+    qkv,
+    who_sees_whom,
+)
 from grader.judge.covering import pairwise
 from grader.judge.kernel_checks import check_accesses, check_traffic, check_unwritten
 from grader.judge.layouts import unwritten
@@ -207,7 +215,11 @@ def test_attention_refuses_what_does_not_fit(lab: Any) -> None:
     refused("one tile size of two", q, k, v, block_q=16)
     refused("an infinite scale", q, k, v, scale=float("inf"))
     refused("an output of another shape", q, k, v, out=torch.empty(2, 4, 3, 8))
-    refused("bf16 on a CPU", q.bfloat16(), k.bfloat16(), v.bfloat16())
+    low = [tensor.bfloat16() for tensor in (q, k, v)]
+    check_right_or_refused(
+        lambda: lab.flash_attention_forward(*low),
+        lambda got: check_attention(ATTENTION, got, *low, who_sees_whom(3, 5, causal=False)),
+    )
 
 
 @pytest.mark.integration

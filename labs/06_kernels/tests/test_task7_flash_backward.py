@@ -13,6 +13,7 @@ from grader.judge.attention_reference import (
     FAR,
     LAYOUTS,
     check_gradients,
+    check_right_or_refused,
     forward_results,
     laid_out,
     qkv,
@@ -171,4 +172,10 @@ def test_backward_refuses_what_does_not_fit(lab: Any) -> None:
     check_refused(
         "a tile of 8 queries",
         lambda: lab.flash_attention_backward(q, k, v, out, lse, grad_out, block_q=8, block_k=16),
+    )
+    low = [tensor.bfloat16() for tensor in (q, k, v)]
+    low_out, low_lse, low_grad = forward_results(*low, seen)
+    check_right_or_refused(
+        lambda: lab.flash_attention_backward(*low, low_out, low_lse, low_grad),
+        lambda got: check_gradients(BACKWARD, got, *low, low_grad, seen),
     )

@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from grader.judge.attention_reference import FAR, check_attention, check_lse, qkv, seen_attention64, who_sees_whom
+from grader.judge.attention_reference import (
+    FAR,
+    check_attention,
+    check_lse,
+    check_right_or_refused,
+    qkv,
+    seen_attention64,
+    who_sees_whom,
+)
 from grader.judge.covering import pairwise
 from grader.judge.kernel_checks import check_accesses, check_unwritten
 from grader.judge.numerics import check_close
@@ -109,7 +117,7 @@ def test_splits_fill_one_wave(lab: Any, programs: int, tiles: int, multiprocesso
 @pytest.mark.parametrize("call", ["merge_partials", "merge_partials_torch"])
 @pytest.mark.parametrize("bounds", [[0, 9], [0, 4, 9], [0, 1, 2, 9], [0, 0, 5, 5, 9, 9]])
 def test_merging_parts_gives_the_whole(lab: Any, bounds: list[int], call: str) -> None:
-    q, k, v = decode_inputs(2, 4, 2, 9, 20, seed=1)
+    q, k, v = decode_inputs(2, 4, 2, 9, 20, seed=len(bounds))
     partial_out, partial_lse = parts_of(q, k, v, bounds)
     got = getattr(lab, call)(partial_out, partial_lse, torch.float32)
     check_merge(call, got, q, k, v, f"Parts end at keys {bounds[1:]}; each weighs exp(its log-sum-exp − the total's).")
@@ -240,6 +248,8 @@ def test_decode_refuses_what_does_not_fit(lab: Any) -> None:
             "partial results in fp16", lambda merge=merge: merge(partial_out.half(), partial_lse, torch.float32)
         )
     check_refused("0 programs", lambda: lab.choose_num_splits(0, 5, 132))
+    low = [tensor.bfloat16() for tensor in (q, k, v)]
+    check_right_or_refused(lambda: lab.flash_decoding(*low), lambda got: check_decode(DECODE, got, *low))
 
 
 @pytest.mark.integration

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grader.judge.attention_reference import FAR, check_attention, qkv, who_sees_whom
+from grader.judge.attention_reference import FAR, check_attention, check_right_or_refused, qkv, who_sees_whom
 from grader.judge.covering import pairwise
 from grader.judge.kernel_checks import check_accesses, check_unwritten
 from grader.judge.refusal import check_refused
@@ -213,6 +213,8 @@ def test_paged_decode_refuses_what_does_not_fit(lab: Any) -> None:
         refused("a negative block", q, k, v, negative, lengths)
     check_refused("a tile of 8 keys", lambda: lab.paged_decode(q, k, v, tables, lengths, block_k=8))
     check_refused("no split", lambda: lab.paged_decode(q, k, v, tables, lengths, num_splits=0))
+    low = Memory((9, 3), 4, 4, 2, 16, dtype=torch.bfloat16, seed=9)
+    check_right_or_refused(lambda: lab.paged_decode(*low.arguments(), num_splits=1), lambda got: low.check(DECODE, got))
 
 
 @pytest.mark.integration
