@@ -94,8 +94,9 @@ def test_sampling_twin_draws_every_share(lab: Any) -> None:
         ({}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}, {"top_k": 5, "top_p": 0.8})
     ):
         rows += every_token(Row(logits_of(9, seed), **settings))
-    got = lab.fused_sample_torch(*arguments(rows))
-    check_tokens("fused_sample_torch", got, rows, "Temperature, top-k, top-p, min-p; then the shares in order of ids.")
+    advice = "Temperature, top-k, top-p, min-p; then the shares in the order of ids."
+    for order in (rows, rows[::-1]):
+        check_tokens("fused_sample_torch", lab.fused_sample_torch(*arguments(order)), order, advice)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 40])
