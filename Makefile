@@ -13,6 +13,8 @@ TASK ?=
 LEVEL ?= 1
 LAB ?= 07
 TRUST ?=
+# 1 to compile the kernels of a lab for the GPUs that are not here, after its tests.
+COMPILE ?=
 OUT ?= .out/grades
 SUBMISSIONS ?=
 # Yours, for the name of the archive that `make submit` writes.
@@ -55,18 +57,24 @@ demo: setup ## The main job: the reference answers from a real model, then sampl
 	@# Exit code 3 says that some submissions need a person; the hostile samples do, and that is no failure here.
 	@$(PY) -m grader grade --lab 07 --submissions .out/samples-$(SAMPLES) --out .out/grades || test $$? -eq 3
 
-test: setup ## Every test: the workbook's own, lab 07 on the reference, and the self-check
+test: setup ## Every test: the workbook's own, the labs on the reference, compiled kernels, and the self-check
 	$(PYTEST) tests -q
+	$(PYTEST) labs/06_kernels/tests -q --impl solutions
+	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults --cards 120
 	$(PYTEST) labs/07_kv_cache/tests -q --impl solutions
 	$(PY) -m grader self-check
 
 evidence: setup ## The long proofs with fresh seeds, and the strength of every lab [EVIDENCE=quick]
 	$(PYTEST) tests -q -m evidence -s
+	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults
 	$(if $(filter quick,$(EVIDENCE)),@echo "quick form: the strength run was left out",$(PY) -m grader strength)
 
-test-lab%: setup FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=solutions|folder] [TRUST=1]
+test-lab%: setup FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=solutions|folder] [TRUST=1] [COMPILE=1]
 	@tests=$$(ls -d labs/$*_*/tests 2>/dev/null) || { echo "there is no lab $*; labs here:" labs/*_*; exit 2; }; \
-	$(PYTEST) "$$tests" -q -rN --impl "$(IMPL)" $(if $(TASK),--task "$(TASK)") $(if $(TRUST),--trust)
+	options=(--impl "$(IMPL)" $(if $(TASK),--task "$(TASK)") $(if $(TRUST),--trust)); \
+	$(PYTEST) "$$tests" -q -rN "$${options[@]}"; \
+	if $(PY) -m labkit.native "$*"; then TRITON_INTERPRET=0 $(PYTEST) "$$tests" -q -rs "$${options[@]}"; fi; \
+	$(if $(COMPILE),$(PY) -m labkit.instruments.compiled --lab "$*" "$${options[@]}")
 
 submit: setup ## Test your files of a lab, then pack them to hand in: LAB=07 [NAME=ada]
 	@$(PY) -m labkit.submission --lab "$(LAB)" $(if $(NAME),--name "$(NAME)")
@@ -98,8 +106,9 @@ lint: $(STAMP) ## Style, types, the direction of imports, and the pair of torch 
 	$(IMPORT_LINTER)
 	$(PY) tools/check_pins.py
 
-bench: setup ## The reference beside transformers on the same weights: ratios with their spread
+bench: setup ## The reference beside transformers, the kernels beside torch's: ratios with their spread
 	@$(PY) -m benchmarks.decode_beside_transformers
+	@$(PY) -m benchmarks.kernels --quick
 
 # Needs no environment, since it is what to ask when setting up fails.
 doctor: ## What this machine has, what it lacks, and what to do about each

@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
+from unittest import SkipTest
 
 from torch import Tensor
 
 from labkit.codec import Decoder, Encoder, Exported, Message
 from labkit.errors import CROSSING_TYPES, ProtocolFault, StudentError
+from labkit.instruments.access_log import AccessLog
 from labkit.loader import LabPackage
 from labkit.manifest import Interface, Manifest
+from labkit.native import native_device
 from labkit.service import Service
 
 
@@ -35,11 +38,12 @@ class LocalTransport:
     Args:
         package: the code under test; mounted here, unmounted on close.
         interface: what may be reached in it.
+        device: where it is given its tensors.
     """
 
-    def __init__(self, package: LabPackage, interface: Interface) -> None:
+    def __init__(self, package: LabPackage, interface: Interface, device: str = "cpu") -> None:
         self._package = package
-        self._service = Service(package, interface)
+        self._service = Service(package, interface, device)
         package.mount()
 
     def request(self, message: Message, on_callback: Callable[[Message], Message]) -> Message:
@@ -89,6 +93,43 @@ class LabClient:
             One gradient for each input, zeros where it has no influence.
         """
         return self._request({"op": "vjp", "name": name}, (list(inputs), grad_output), kwargs)
+
+    def observe(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, AccessLog]:
+        """Calls a lab function and records what its kernels do to memory, and which operators run besides.
+
+        The record is made beside the code under test, which could forge it: let it take points away, never prove an
+        answer right.
+
+        Args:
+            name: the function.
+            args: its arguments.
+            kwargs: its arguments by name.
+
+        Returns:
+            The function's result, and the log.
+
+        Raises:
+            unittest.SkipTest: kernels run natively here, where nothing can be counted.
+        """
+        try:
+            reply = self._request({"op": "observe", "name": name}, args, kwargs)
+        except StudentError:
+            if type(self._transport.cause()).__name__ == "NotInterpreted":
+                raise SkipTest(f"not verified here: {self._transport.cause()}") from None
+            raise
+        if not isinstance(reply, tuple) or len(reply) != 2 or not isinstance(reply[1], AccessLog):
+            raise ProtocolFault("an observation without a log")
+        return reply
+
+    def without_launches(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls a lab function whose kernels are kept from running: a right answer then was not theirs.
+
+        Args:
+            name: the function.
+            args: its arguments.
+            kwargs: its arguments by name.
+        """
+        return self._request({"op": "without_launches", "name": name}, args, kwargs)
 
     def import_module(self, name: str) -> None:
         """Imports a module of the lab, for what that raises."""
@@ -227,7 +268,7 @@ def local_lab(manifest: Manifest, folder: Path) -> LabClient:
         FileNotFoundError: if there is no such folder.
     """
     package = LabPackage(f"lab{manifest.id}", folder, manifest.modules)
-    return LabClient(LocalTransport(package, manifest.interface), manifest.interface)
+    return LabClient(LocalTransport(package, manifest.interface, native_device(manifest)), manifest.interface)
 
 
 def _exported(value: Any) -> Any:

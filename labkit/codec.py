@@ -50,15 +50,18 @@ class Encoder:
     Args:
         export_callable: given a function, returns the number by which the other side may call it back.
         export_object: given any object that is no plain value, returns the number of its handle.
+        bring_home: copy tensors of other devices to the CPU.
 
-    Without one of these, such values are refused with TypeError.
+    Without one of the first two, such values are refused with TypeError.
     """
 
     def __init__(
         self,
         export_callable: Callable[[Callable[..., Any]], int] | None = None,
         export_object: Callable[[object], int] | None = None,
+        bring_home: bool = False,
     ) -> None:
+        self._bring_home = bring_home
         self._export_callable = export_callable
         self._export_object = export_object
         self._storages: dict[int, Storage] = {}
@@ -132,7 +135,7 @@ class Encoder:
 
     def _tensor(self, value: Tensor) -> dict[str, Any]:
         with torch._C.DisableTorchFunctionSubclass():
-            tensor = value.detach()
+            tensor = value.detach().cpu() if self._bring_home else value.detach()
             if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
                 raise TypeError(f"only dense CPU tensors cross, not {tensor.layout} on {tensor.device}")
             if tensor.is_conj() or tensor.is_neg():
@@ -171,6 +174,7 @@ class Decoder:
         import_callable: makes a function of a callback number.
         import_handle: makes an object of a handle number.
         finish: called on each labkit dataclass, e.g. to build a spec.
+        device: where tensors are put.
     """
 
     def __init__(
@@ -181,6 +185,7 @@ class Decoder:
         import_callable: Callable[[int], Callable[..., Any]] | None = None,
         import_handle: Callable[[int], Any] | None = None,
         finish: Callable[[Any], Any] | None = None,
+        device: str = "cpu",
     ) -> None:
         self._snapshot = snapshot
         self._import_callable = import_callable
@@ -193,7 +198,8 @@ class Decoder:
             raise ProtocolFault("the number of storages is wrong")
         if any(len(buffer) % ALIGNMENT for buffer in message.buffers[:count]):
             raise ProtocolFault("a storage has an odd size")
-        self.storages = [flat_bytes(buffer) for buffer in message.buffers[:count]]
+        self._device = device
+        self.storages = [flat_bytes(buffer).to(device) for buffer in message.buffers[:count]]
         self._bytes = message.buffers[count:]
 
     def decode(self, node: Any) -> Any:
@@ -280,7 +286,7 @@ class Decoder:
         if self._copied_bytes > MAX_TENSOR_BYTES:
             raise ProtocolFault(f"tensors that take more than {MAX_TENSOR_BYTES >> 20} MiB")
         if view.end == view.offset:
-            return torch.empty(shape, dtype=view.dtype)
+            return torch.empty(shape, dtype=view.dtype, device=self._device)
         tensor = view.of(flat)
         return tensor.clone(memory_format=torch.contiguous_format) if self._snapshot else tensor
 

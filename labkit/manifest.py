@@ -74,7 +74,10 @@ class Interface:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a lab that is not code."""
+    """Everything about a lab that is not code.
+
+    `interpreter` says that the lab has Triton kernels, which the CPU runs in Triton's interpreter.
+    """
 
     id: str
     title: str
@@ -84,6 +87,7 @@ class Manifest:
     banned: tuple[str, ...]
     tasks: tuple[Task, ...]
     interface: Interface
+    interpreter: bool = False
 
     @property
     def tests_folder(self) -> Path:
@@ -197,6 +201,7 @@ def _read(data: dict[str, Any], folder: Path, root: Path) -> Manifest:
         banned=tuple(lab.get("banned", ())),
         tasks=tuple(tasks),
         interface=Interface(dict(interface.get("functions", {})), classes),
+        interpreter=bool(lab.get("interpreter", False)),
     )
 
 

@@ -15,6 +15,7 @@ from labkit.banned import find_banned
 from labkit.client import LabClient, local_lab
 from labkit.errors import not_attempted_text
 from labkit.implementation import implementation_folder
+from labkit.launch import triton_fault, use_interpreter
 from labkit.manifest import Manifest, Task, available_labs, load_manifest
 
 LabProvider = Callable[[pytest.Item, Manifest], AbstractContextManager[LabClient]]
@@ -38,11 +39,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the markers."""
+    """Registers the markers; sets Triton up before anything imports it, where a lab has kernels."""
     config.addinivalue_line("markers", "task(number): the lab task whose property the test proves")
     config.addinivalue_line("markers", "integration: uses the code of the tasks that its own task requires")
     tally: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     config.stash[_TALLY] = tally
+    if any(manifest.interpreter for manifest in _labs_asked_for(config)):
+        use_interpreter()
+
+
+def _labs_asked_for(config: pytest.Config) -> Iterator[Manifest]:
+    """The labs whose suites lie at or below the paths on the command line."""
+    asked = [Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args]
+    for lab_id, folder in available_labs().items():
+        tests = folder / "tests"
+        if any(tests.is_relative_to(path) or path.is_relative_to(tests) for path in asked):
+            yield load_manifest(lab_id)
 
 
 def manifest_of(path: Path) -> Manifest | None:
@@ -78,6 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if LAB_PROVIDER not in config.stash:
         for manifest in manifests:
             _folder(config, manifest)
+            if manifest.interpreter and (fault := triton_fault()):
+                raise pytest.UsageError(f"the kernels of lab {manifest.id} cannot run here: {fault}")
     wanted = config.getoption("--task")
     if wanted is None:
         return

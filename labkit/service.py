@@ -28,9 +28,11 @@ class Service:
     Args:
         package: the mounted code under test.
         interface: what may be reached in it.
+        device: where it is given its tensors.
     """
 
-    def __init__(self, package: LabPackage, interface: Interface) -> None:
+    def __init__(self, package: LabPackage, interface: Interface, device: str = "cpu") -> None:
+        self._device = device
         self._package = package
         self._interface = interface
         self._objects: dict[int, Any] = {}
@@ -58,12 +60,13 @@ class Service:
             import_callable=lambda number: self._import_callable(number, callback),
             import_handle=self._object,
             finish=lambda value: value.build() if isinstance(value, Spec) else value,
+            device=self._device,
         )
         args = arguments.decode(request.header.get("args", []))
         kwargs = arguments.decode(request.header.get("kwargs", {"t": "dict", "v": []}))
         before = [storage.clone() for storage in arguments.storages]
         header: dict[str, Any] = {}
-        encoder = Encoder(export_object=self._export)
+        encoder = Encoder(export_object=self._export, bring_home=True)
         try:
             header["ok"] = encoder.encode(operation(request.header, args, kwargs))
         except StopIteration:
@@ -79,7 +82,7 @@ class Service:
         for index, (old, new) in enumerate(zip(before, arguments.storages, strict=True)):
             if not torch.equal(old, new):
                 changed.append([index, len(reply.buffers)])
-                reply.buffers.append(new.numpy().tobytes())
+                reply.buffers.append(new.cpu().numpy().tobytes())
         reply.header["changed"] = changed
         return reply
 
@@ -94,6 +97,16 @@ class Service:
         inputs = [tensor.requires_grad_() for tensor in inputs]
         output = self._function(header["name"])(*inputs, **kwargs)
         return list(torch.autograd.grad(output, inputs, grad_output, materialize_grads=True, allow_unused=True))
+
+    def _do_observe(self, header: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        from labkit.instruments import observation  # needs Triton, which most labs don't
+
+        return observation.observe(self._function(header["name"]), args, kwargs)
+
+    def _do_without_launches(self, header: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        from labkit.instruments import observation
+
+        return observation.without_launches(self._function(header["name"]), args, kwargs)
 
     def _do_method(self, header: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         return getattr(self._object(header["handle"]), self._declared(header["name"], self._interface.methods))(
@@ -150,12 +163,12 @@ class Service:
 
     def _import_callable(self, number: int, callback: Callback) -> Callable[..., Any]:
         def call_back(*args: Any, **kwargs: Any) -> Any:
-            encoder = Encoder(export_object=self._export)
+            encoder = Encoder(export_object=self._export, bring_home=True)
             header = {"callback": number, "args": encoder.encode(list(args)), "kwargs": encoder.encode(kwargs)}
             reply = callback(encoder.message(header))
             if "ok" not in reply.header:
                 raise CallbackFailed("a function that the test gave raised an error")
-            return Decoder(reply, snapshot=True).decode(reply.header["ok"])
+            return Decoder(reply, snapshot=True, device=self._device).decode(reply.header["ok"])
 
         return call_back
 

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
+from labkit.launch import use_interpreter
 from labkit.manifest import ROOT, Manifest
 from labkit.result_lines import ResultLines, read_events, write_event
 
@@ -202,6 +203,9 @@ def _count(case: Case, event: dict[str, Any]) -> None:
 
 def _preload(manifest: Manifest) -> None:
     """Imports what the suite will want, but computes nothing."""
+    if manifest.interpreter:
+        use_interpreter()
+        importlib.import_module("labkit.instruments.recorder")
     texts = [path.read_text(encoding="utf-8") for path in manifest.tests_folder.glob("*.py")]
     wants_oracle = any("grader.judge.oracle" in text or "import transformers" in text for text in texts)
     for name in (*_HEAVY, *(_OF_THE_ORACLE if wants_oracle else ())):

@@ -209,6 +209,7 @@ class SubmissionWorker:
             "modules": list(self._manifest.modules),
             "functions": interface.functions,
             "classes": {name: dataclasses.asdict(entry) for name, entry in interface.classes.items()},
+            "kernels": self._manifest.interpreter,
             "limits": dataclasses.asdict(self.limits),
             "filter": self._tier is Tier.BWRAP or bwrap_fault() is None,
         }

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import labkit
+from labkit import launch
 from labkit.paths import cache_dir
 
 HERE = Path(__file__).resolve().parent
@@ -149,6 +150,8 @@ def environment(tier: Tier) -> dict[str, str]:
         # The order of sets is the same in every run, and so is the score of code that depends on it.
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": root,
+        # Kernels are interpreted: there is no GPU in there, and no compiler.
+        launch.VARIABLE: "1",
         "WORKBOOK_CACHE": cached,
     }
 

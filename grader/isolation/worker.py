@@ -7,6 +7,7 @@ Nothing here is trusted: whatever a child sends, and whatever becomes of this pr
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import random
@@ -44,6 +45,8 @@ def main(control_fd: int) -> None:
     # Children share this user: without this one of them could write into this process's memory.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     lab = json.loads(control.recv(1 << 20))
+    if lab["kernels"]:
+        importlib.import_module("labkit.instruments.recorder")  # and with it Triton
     if lab["filter"]:
         import pyseccomp  # noqa: F401  (finding the library starts a process, which children may not)
     control.send(b'{"ready": true}')

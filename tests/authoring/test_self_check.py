@@ -134,3 +134,20 @@ def test_lines_of_the_solution_are_found_in_the_stub() -> None:
     assert list(leaks(SOLUTION, leaking)) == [
         "the stub shows a line of the solution: return a * 12345 + sum(range(a)) - 7"
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "telling"),
+    [
+        ("batch, heads, num_queries, head_dim = q.shape", False),
+        ("block_size, kv_heads = blocks.shape[1], blocks.shape[2]", False),
+        ("out = torch.empty(q.shape, dtype=q.dtype, device=q.device)", False),
+        ("for row, length in enumerate(lengths.tolist()):", False),
+        ("end = min(num_keys, last_row + q.shape[2])", True),
+        ("for start in range(0, end, BLOCK_K):", True),
+    ],
+)
+def test_reading_sizes_gives_nothing_away(line: str, telling: bool) -> None:
+    body = f"{line}\n        pass" if line.endswith(":") else line
+    solution = SOLUTION.replace("return a * 12345 + sum(range(a)) - 7", body)
+    assert bool(list(leaks(solution, f"{STUB}{line}\n"))) == telling
