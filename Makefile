@@ -15,6 +15,8 @@ LAB ?= 07
 TRUST ?=
 OUT ?= .out/grades
 SUBMISSIONS ?=
+# Yours, for the name of the archive that `make submit` writes.
+NAME ?=
 # full, or quick for a taste of every long proof.
 EVIDENCE ?= full
 
@@ -25,7 +27,7 @@ IMPORT_LINTER := .venv/bin/lint-imports
 
 export EVIDENCE
 
-.PHONY: help setup demo test evidence grade test-strength stubs hint lint bench doctor clean clean-all FORCE
+.PHONY: help setup demo test evidence submit grade test-strength stubs hint lint bench doctor clean clean-all FORCE
 
 help: ## List these commands
 	@echo "The inference workbook. Commands, with what may be set after them:"
@@ -61,6 +63,9 @@ evidence: setup ## The long proofs with fresh seeds, and the strength of every l
 test-lab%: setup FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=solutions|folder] [TRUST=1]
 	@tests=$$(ls -d labs/$*_*/tests 2>/dev/null) || { echo "there is no lab $*; labs here:" labs/*_*; exit 2; }; \
 	$(PYTEST) "$$tests" -q -rN --impl "$(IMPL)" $(if $(TASK),--task "$(TASK)") $(if $(TRUST),--trust)
+
+submit: setup ## Test your files of a lab, then pack them to hand in: LAB=07 [NAME=ada]
+	@$(PY) -m labkit.submission --lab "$(LAB)" $(if $(NAME),--name "$(NAME)")
 
 grade: $(STAMP) ## Grade a folder of submissions in the sandbox: LAB=07 SUBMISSIONS=dir [OUT=dir]
 	@test -n "$(SUBMISSIONS)" || { echo "name the folder of submissions: make grade LAB=07 SUBMISSIONS=dir OUT=dir"; \

@@ -32,7 +32,7 @@ Lab = Annotated[str, typer.Option("--lab", help="two digits, e.g. 07")]
 def grade(
     lab: Lab,
     submissions: Annotated[Path, typer.Option(help="a folder with one folder, .zip or .tar.gz for each student")],
-    out: Annotated[Path, typer.Option(help="where results.json, results.csv and journal.jsonl go")],
+    out: Annotated[Path, typer.Option(help="where report/, results.json, results.csv and journal.jsonl go")],
     jobs: Annotated[int | None, typer.Option(min=1, help="submissions at a time; default: physical cores")] = None,
     seed: Annotated[int, typer.Option(help="of what the tests draw at random; stands in the report")] = 0,
     no_sandbox: Annotated[
@@ -48,6 +48,7 @@ def grade(
     from grader.isolation.sandbox import Limits, SandboxUnavailable, Tier, choose_tier
     from grader.reports.csv_report import write_csv
     from grader.reports.facts import run_facts
+    from grader.reports.html_report import write_html
     from grader.reports.json_report import write_json
     from grader.reports.live import LiveProgress
     from grader.reports.table import remark_lines, results_table
@@ -82,11 +83,12 @@ def grade(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     write_json(out / "results.json", facts, results)
     write_csv(out / "results.csv", manifest, results)
+    pages = write_html(out, manifest, facts, results)
     _out.print(results_table(manifest, results))
     for line in remark_lines(results):
         _out.print(line, soft_wrap=True)
     _out.print(
-        f"reports: {out / 'results.json'}, {out / 'results.csv'}; journal: {out / 'journal.jsonl'} "
+        f"reports: {pages}, {out / 'results.json'}, {out / 'results.csv'}; journal: {out / 'journal.jsonl'} "
         f"(sandbox: {tier.value}, seed {seed})",
         markup=False,
         soft_wrap=True,

@@ -6,7 +6,6 @@ anything is read, reading is capped, links are never followed, and the originals
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import tarfile
@@ -20,8 +19,8 @@ from typing import IO
 
 from grader.verdicts import clean_text
 from labkit.manifest import Manifest
+from labkit.submission import MAX_MODULE_BYTES, modules_sha256
 
-MAX_MODULE_BYTES = 1 << 20
 MAX_ARCHIVE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 128 << 20
 MAX_ENTRIES = 5_000
@@ -95,16 +94,13 @@ def take_in(name: str, entry: Path, manifest: Manifest, destination: Path) -> Su
         return Submission(name, None, refusal=clean_text(str(error)))
     except (OSError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError) as error:
         return Submission(name, None, refusal=clean_text(f"{entry.name} cannot be read: {error}"))
-    digest = hashlib.sha256()
-    for module in manifest.modules:
-        if module in files:
-            (destination / f"{module}.py").write_bytes(files[module])
-            digest.update(f"{module}.py {len(files[module])}\n".encode())
-            digest.update(files[module])
+    modules = {module: files[module] for module in manifest.modules if module in files}
+    for module, content in modules.items():
+        (destination / f"{module}.py").write_bytes(content)
     names = [clean_text(text, 200) for text in sorted(ignored)]
     if len(names) > MAX_IGNORED_NAMES:
         names = [*names[:MAX_IGNORED_NAMES], f"and {len(names) - MAX_IGNORED_NAMES} more"]
-    return Submission(name, destination, digest.hexdigest(), tuple(names))
+    return Submission(name, destination, modules_sha256(modules), tuple(names))
 
 
 def _short_name(path: Path) -> str:

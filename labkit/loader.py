@@ -70,6 +70,10 @@ class LabPackage(importlib.abc.MetaPathFinder):
         """
         return importlib.import_module(f"{self.name}.{name}")
 
+    def file_of(self, module: str) -> Path:
+        """Where a module's text lies."""
+        return self.folder / f"{module}.py"
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -81,7 +85,7 @@ class LabPackage(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(
                 f"{fullname} is not part of the lab; its modules are {', '.join(self.modules)}", name=fullname
             )
-        file = self.folder / f"{module}.py"
+        file = self.file_of(module)
         if not file.is_file():
-            raise ModuleNotFoundError(f"{file.name} is missing from {self.folder}", name=fullname)
+            raise ModuleNotFoundError(f"{file.name} is missing from {file.parent}", name=fullname)
         return importlib.util.spec_from_file_location(fullname, file, loader=_SourceLoader(fullname, str(file)))

@@ -107,6 +107,27 @@ class Manifest:
         numbers = ", ".join(str(task.number) for task in self.tasks)
         raise ValueError(f"lab {self.id} has no task {number}; its tasks are {numbers}")
 
+    def hint(self, task_number: int, level: int) -> str:
+        """One hint of a task.
+
+        Args:
+            task_number: one of the lab's tasks.
+            level: 1 for a nudge; higher ones say more.
+
+        Raises:
+            ValueError: if there is no such task or level.
+        """
+        hints = self.task(task_number).hints
+        if not 1 <= level <= len(hints):
+            raise ValueError(f"lab {self.id} task {task_number} has hints of level 1 to {len(hints)}, not {level}")
+        return hints[level - 1]
+
+    def test_files(self, task_number: int | None = None) -> list[Path]:
+        """The files that may hold tests of a task, told by their text; the whole folder if they can't be told."""
+        mark = f"mark.task({task_number})"
+        files = [path for path in sorted(self.tests_folder.glob("test_*.py")) if mark in path.read_text("utf-8")]
+        return files or [self.tests_folder]
+
     def task_of_test(self, function_name: str) -> Task | None:
         """The task that a test function belongs to, or None if the manifest does not list it."""
         return next((task for task in self.tasks if function_name in task.tests), None)

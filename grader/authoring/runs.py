@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import multiprocessing
 import os
 import signal
@@ -19,12 +18,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
 import pytest
 
 from labkit.manifest import ROOT, Manifest
+from labkit.result_lines import ResultLines, read_events, write_event
 
 NEVER_RAN = "(no test ran)"
 
@@ -172,11 +172,7 @@ class _Running:
         self._process.join()
         cases: dict[str, Case] = {}
         current, code = NEVER_RAN, None
-        for line in self._events.read_text(encoding="utf-8").splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:  # the line being written when time was up
-                break
+        for event in read_events(self._events):
             if event["kind"] == "start":
                 current = event["name"]
             elif event["kind"] == "end":
@@ -223,7 +219,7 @@ def _child(manifest: Manifest, job: Job, events: Path, log: Path) -> None:
         os.dup2(output.fileno(), 2)
         sys.stdout = sys.stderr = output
         arguments = [
-            *_test_files(manifest, job.task), "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT),
+            *map(str, manifest.test_files(job.task)), "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT),
             "-p", "no:cacheprovider", "--impl", str(job.folder), "--trust", "--tb=short",
         ]  # fmt: skip
         arguments += ["--task", str(job.task)] if job.task is not None else []
@@ -233,54 +229,9 @@ def _child(manifest: Manifest, job: Job, events: Path, log: Path) -> None:
         # Plugins that happen to be installed take longer to load than most suites to run.
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         try:
-            code = int(pytest.main(arguments, plugins=[_Recorder(lines)]))
-            _write(lines, kind="end", code=code)
+            code = int(pytest.main(arguments, plugins=[ResultLines(lines)]))
+            write_event(lines, kind="end", code=code)
         finally:
             output.flush()
             # What the parent had open is the parent's to clean up.
             os._exit(0)
-
-
-def _test_files(manifest: Manifest, task: int | None) -> list[str]:
-    """The files that may hold tests of a task; the whole folder if they can't be told by their text."""
-    mark = f"mark.task({task})"
-    files = [str(path) for path in sorted(manifest.tests_folder.glob("test_*.py")) if mark in path.read_text("utf-8")]
-    return files or [str(manifest.tests_folder)]
-
-
-class _Recorder:
-    """A pytest plugin that writes down how each test ended, one line of JSON each."""
-
-    def __init__(self, lines: TextIO) -> None:
-        self._lines = lines
-        self._tasks: dict[str, int | None] = {}
-
-    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        """Before a test."""
-        marker = item.get_closest_marker("task")
-        self._tasks[item.nodeid] = marker.args[0] if marker else None
-        _write(self._lines, kind="start", name=_function(item.nodeid))
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """After each phase of a test."""
-        if report.when != "call" and report.passed:
-            return
-        _write(
-            self._lines,
-            kind="report",
-            name=_function(report.nodeid),
-            task=self._tasks.get(report.nodeid),
-            outcome=report.outcome,
-            text=str(report.longrepr or ""),
-            not_attempted=bool(getattr(report, "not_attempted", None)),
-        )
-
-
-def _function(nodeid: str) -> str:
-    """The test function in a node id."""
-    return nodeid.rpartition("::")[2].partition("[")[0]
-
-
-def _write(lines: TextIO, **event: Any) -> None:
-    lines.write(json.dumps(event) + "\n")
-    lines.flush()

@@ -1,1 +1,1 @@
-"""What a grading run leaves behind: JSON, CSV and a table, all from the same results."""
+"""What a grading run leaves behind: pages, JSON, CSV and a table, all from the same results."""

@@ -1,0 +1,9 @@
+"""What notebooks use: `check`, `progress`, `open_lab`. Plots come from `style` and `pictures`."""
+
+from __future__ import annotations
+
+from labkit.notebook.checking import check
+from labkit.notebook.mixed_lab import open_lab
+from labkit.notebook.progress_card import progress
+
+__all__ = ["check", "open_lab", "progress"]

@@ -1,0 +1,45 @@
+"""Runs the notebooks of the labs and stores what they show: `python -m labkit.notebook`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from nbclient.exceptions import CellExecutionError
+
+from labkit.manifest import ROOT
+from labkit.notebook.execution import execute, find_notebooks, store
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    lab: Annotated[str | None, typer.Option(help="two digits; default: every lab that has a notebook")] = None,
+    impl: Annotated[str, typer.Option(help="whose code they use")] = "solutions",
+) -> None:
+    """Execute every walkthrough.py from a clean kernel and write walkthrough.ipynb beside it."""
+    try:
+        sources = find_notebooks(lab or None)
+    except ValueError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        raise typer.Exit(2) from error
+    for source in sources:
+        name, start = source.relative_to(ROOT), time.monotonic()
+
+        def tell(done: int, count: int, name: object = name) -> None:
+            typer.echo(f"\r{name}: cell {done + 1} of {count}", nl=False)
+
+        try:
+            notebook = execute(source, impl=impl, tell=tell)
+        except CellExecutionError as error:
+            typer.secho(f"\n{name}: {error}", fg="red", err=True)
+            raise typer.Exit(1) from error
+        store(source, notebook)
+        size = source.with_suffix(".ipynb").stat().st_size
+        typer.echo(f"\r{name}: {len(notebook.cells)} cells, {size / 1e3:.0f} kB, {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,142 @@
+"""Runs a notebook from its text, in a kernel of its own, and keeps what it showed.
+
+A notebook is a pair: `walkthrough.py` (jupytext, percent format) is the source, `walkthrough.ipynb` the same cells with
+their outputs. Two tags of cells mean something here:
+
+    parameters   sizes that a quick run replaces by the cell's metadata `quick`, a mapping of names to values
+    check        runs tests of a lab; left out of a quick run
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from labkit.manifest import ROOT
+
+CELL_SECONDS = 1200
+
+
+def find_notebooks(lab: str | None = None, root: Path = ROOT) -> list[Path]:
+    """The sources of all labs' notebooks.
+
+    Args:
+        lab: two digits, for one lab alone.
+        root: the workbook.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = sorted((root / "labs").glob(f"{lab or '[0-9][0-9]'}_*/walkthrough.py"))
+    if not found:
+        raise ValueError(f"there is no notebook of {f'lab {lab!r}' if lab else 'any lab'} in {root / 'labs'}")
+    return found
+
+
+def read_source(source: Path) -> NotebookNode:
+    """The cells of a source, numbered so that two readings are equal."""
+    notebook = jupytext.read(source)
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number:02}"
+    return notebook
+
+
+def execute(
+    source: Path,
+    *,
+    impl: str = "solutions",
+    quick: bool = False,
+    cell_seconds: int = CELL_SECONDS,
+    tell: Callable[[int, int], None] = lambda done, count: None,
+) -> NotebookNode:
+    """Runs a notebook in a fresh kernel.
+
+    Args:
+        source: the percent file.
+        impl: whose code it uses.
+        quick: with the quick parameters, and without the cells that run tests.
+        cell_seconds: that one cell may take.
+        tell: called before each cell with the number of cells done, and of all.
+
+    Returns:
+        The notebook with its outputs.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell raised.
+    """
+    notebook = read_source(source)
+    if quick:
+        _make_quick(notebook)
+    client = NotebookClient(
+        notebook,
+        timeout=cell_seconds,
+        kernel_name="python3",
+        record_timing=False,
+        resources={"metadata": {"path": str(source.parent)}},
+        on_cell_start=lambda cell, cell_index: tell(cell_index, len(notebook.cells)),
+    )
+    with _environment(impl) as environment:
+        client.execute(env=environment)
+    # The exact Python and the session's own marks are nobody's business, and would change with every run.
+    notebook.metadata["language_info"] = {"name": "python"}
+    return notebook
+
+
+def stored(source: Path) -> Path:
+    """The other half of the pair."""
+    return source.with_suffix(".ipynb")
+
+
+def is_paired(source: Path) -> bool:
+    """Whether the stored notebook has the very cells of its source."""
+    if not stored(source).is_file():
+        return False
+    kept = nbformat.read(stored(source), as_version=4)
+    return jupytext.writes(kept, fmt="py:percent") == jupytext.writes(read_source(source), fmt="py:percent")
+
+
+def store(source: Path, notebook: NotebookNode) -> None:
+    """Replaces the stored notebook in one step."""
+    target = stored(source)
+    partial = target.with_suffix(".ipynb.part")
+    nbformat.write(notebook, partial)
+    os.replace(partial, target)
+
+
+def _make_quick(notebook: NotebookNode) -> None:
+    """Replaces parameters, and drops the cells that run tests."""
+    notebook.cells = [cell for cell in notebook.cells if "check" not in cell.metadata.get("tags", ())]
+    for cell in notebook.cells:
+        if "parameters" in cell.metadata.get("tags", ()):
+            cell.source = _replaced(cell.source, cell.metadata.get("quick", {}))
+
+
+def _replaced(code: str, values: Mapping[str, object]) -> str:
+    """Assignments with other values.
+
+    Raises:
+        ValueError: a name that the code does not assign once, at the beginning of a line.
+    """
+    for name, value in values.items():
+        code, count = re.subn(rf"^{re.escape(name)} = .*$", f"{name} = {value!r}", code, flags=re.MULTILINE)
+        if count != 1:
+            raise ValueError(f"the quick value of {name} replaces {count} assignments; the cell must hold one")
+    return code
+
+
+@contextmanager
+def _environment(impl: str) -> Iterator[dict[str, str]]:
+    """What the kernel sees: this environment, but none of the user's own settings of Jupyter and matplotlib."""
+    with tempfile.TemporaryDirectory(prefix="notebook-") as scratch:
+        own = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "MATPLOTLIBRC")}
+        own |= {"IMPL": impl, "MPLCONFIGDIR": scratch, "IPYTHONDIR": scratch, "PYTHONPATH": str(ROOT)}
+        yield own

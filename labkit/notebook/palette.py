@@ -1,0 +1,28 @@
+"""The colours of pictures and cards: few, told apart by people who see red and green alike."""
+
+from __future__ import annotations
+
+INK = "#1f2933"
+QUIET = "#7b8794"
+FAINT = "#e4e7eb"
+
+BLUE = "#2b6cb0"
+ORANGE = "#dd7a1f"
+GREEN = "#2f855a"
+RED = "#c53030"
+PURPLE = "#805ad5"
+TEAL = "#2c9aa8"
+
+LINES = (BLUE, ORANGE, GREEN, PURPLE, RED, TEAL)
+"""For the lines of a plot, in this order."""
+
+OWNERS = (
+    "#5b8fd1", "#f0a04b", "#5fae7f", "#d8707a", "#9b82d6", "#4fb3bf", "#c9b24a", "#e59ac1", "#8a9a5b", "#a67c5b",
+    "#6f7fb8", "#d39a7a",
+)  # fmt: skip
+"""For sequences, requests and blocks, which are many: `owner_colour` goes round."""
+
+
+def owner_colour(owner: int) -> str:
+    """The colour of a sequence, request or block, by its number."""
+    return OWNERS[owner % len(OWNERS)]
