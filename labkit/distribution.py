@@ -39,14 +39,17 @@ def token_distribution(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _filters(params: SamplingParams, vocab_size: int) -> list[Any]:
-    # Imported here: transformers takes a second to load, and most labs never need it.
+    top_k = params.top_k if params.top_k < vocab_size else 0
+    if not (top_k or params.top_p < 1 or params.min_p):
+        return []
+    # Imported here: transformers takes seconds to load, and plain sampling does without.
     from transformers.generation import logits_process
 
     filters: list[Any] = []
-    if 0 < params.top_k < vocab_size:
-        filters.append(logits_process.TopKLogitsWarper(params.top_k))
+    if top_k:
+        filters.append(logits_process.TopKLogitsWarper(top_k))
     if params.top_p < 1:
         filters.append(logits_process.TopPLogitsWarper(params.top_p))
-    if params.min_p > 0:
+    if params.min_p:
         filters.append(logits_process.MinPLogitsWarper(min(params.min_p, 1.0)))
     return filters

@@ -51,20 +51,21 @@ class ModelDrafter:
             uniforms: one number in [0, 1) for each draft.
 
         Returns:
-            The tokens and, row by row, the very distributions that they were drawn from, filters included.
+            The tokens and, row by row, the very distributions that they were drawn from, filters included. Nothing
+            if the text holds an id that the model doesn't know.
 
         Raises:
-            ValueError: an empty text, ids outside the model's vocabulary, `max_drafts` no int of at least 0, or too
-                few uniforms. Nothing has run then.
+            ValueError: an empty text, `max_drafts` no int of at least 0, or too few uniforms. Nothing has run then.
         """
-        text = check_tokens("tokens", tokens, self._model.vocab_size)
+        check_tokens("tokens", tokens)
         check_count("max_drafts", max_drafts, 0)
         if len(uniforms) < max_drafts:
             raise ValueError(f"{max_drafts} drafts need as many uniforms, got {len(uniforms)}")
         # BEGIN SOLUTION
+        text = list(tokens)
         # The last draft is never read by the model, so the text may fill the capacity but for the drafts before it.
         count = min(max_drafts, self._model.capacity - len(text) + 1)
-        if count <= 0:
+        if count <= 0 or max(text) >= self._model.vocab_size:
             return Draft(())
         kept = 0
         while kept < min(len(self._read), len(text) - 1) and self._read[kept] == text[kept]:

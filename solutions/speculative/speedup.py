@@ -46,13 +46,14 @@ def speedup(acceptance: float, num_drafts: int, draft_cost: float, verify_cost: 
     Raises:
         ValueError: `acceptance` outside 0 to 1, a negative cost, or a round that costs nothing.
     """
+    _check("acceptance", acceptance, 1.0)
     _check("draft_cost", draft_cost)
     _check("verify_cost", verify_cost)
-    tokens = expected_tokens(acceptance, num_drafts)
+    check_count("num_drafts", num_drafts, 0)
     if num_drafts * draft_cost + verify_cost == 0:
         raise ValueError("a round must cost something; give a verify_cost above 0")
     # BEGIN SOLUTION
-    return tokens / (num_drafts * draft_cost + verify_cost)
+    return expected_tokens(acceptance, num_drafts) / (num_drafts * draft_cost + verify_cost)
     # END SOLUTION
 
 
@@ -80,5 +81,7 @@ def best_num_drafts(acceptance: float, draft_cost: float, most: int = 64) -> int
 
 def _check(name: str, value: float, most: float = math.inf) -> None:
     """Refuse what is no finite number from 0 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and 0 <= value <= most):
-        raise ValueError(f"{name} must be a number of at least 0{'' if most == math.inf else ', at most 1'}, got {value!r}")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not 0 <= value <= most:
+        limit = "of at least 0" if most == math.inf else f"from 0 to {most:g}"
+        raise ValueError(f"{name} must be a number {limit}, got {value!r}")
