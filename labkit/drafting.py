@@ -44,6 +44,47 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True)
+class DraftTree:
+    """Several guesses that share their beginnings.
+
+    Args:
+        tokens: the drafted token ids, parents before their children, siblings in the order in which they were drawn.
+        parents: for each token the index of the token before it, -1 for those that follow the text itself.
+        probs: `[len(tokens), vocab_size]`, row i the distribution that token i was drawn from, given its ancestors
+            and its elder siblings; None says that the drafter had no choice.
+
+    Raises:
+        ValueError: other than one parent for each token, or a parent that isn't -1 or the index of an earlier token.
+
+    Source: Miao et al. 2023 (2305.09781), Medusa (2401.10774); module section 3.4.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    probs: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.parents) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens need as many parents, got {len(self.parents)}")
+        for index, parent in enumerate(self.parents):
+            if isinstance(parent, bool) or not isinstance(parent, int) or not -1 <= parent < index:
+                raise ValueError(f"parents[{index}] must be -1 or the index of an earlier token, got {parent!r}")
+
+
+class TreeDrafter(Protocol):
+    """Guesses several continuations of a text at once."""
+
+    def propose_tree(self, tokens: Sequence[int], max_depth: int, uniforms: Sequence[float]) -> DraftTree:
+        """Drafts a tree of tokens that may follow `tokens`.
+
+        Args:
+            tokens: the text so far, prompt included.
+            max_depth: the longest path worth drafting.
+            uniforms: numbers in [0, 1) for its draws; a drafter without chance ignores them.
+        """
+
+
+@dataclass(frozen=True)
 class Round:
     """What one round of speculation did.
 
