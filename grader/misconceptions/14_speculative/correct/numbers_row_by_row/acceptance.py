@@ -43,11 +43,12 @@ def accept_or_resample(
     judges = check_uniforms("accept_uniforms", accept_uniforms, drafts.shape).tolist()
     draws = check_uniforms("resample_uniforms", resample_uniforms, drafts.shape).tolist()
     accepted, tokens = [], []
-    for a, b, x, judge, u in zip(_rows(p), _rows(q), drafts.reshape(-1).tolist(), _flat(judges), _flat(draws), strict=True):
+    chosen = drafts.reshape(-1).tolist()
+    for a, b, x, judge, u in zip(_rows(p), _rows(q), chosen, _flat(judges), _flat(draws), strict=True):
         accepted.append(judge * b[x] < a[x])
         tokens.append(x if accepted[-1] else _draw(_residual(a, b), u))
-    shape = drafts.shape
-    return torch.tensor(accepted, dtype=torch.bool).reshape(shape), torch.tensor(tokens, dtype=torch.int64).reshape(shape)
+    kept = torch.tensor(accepted, dtype=torch.bool).reshape(drafts.shape)
+    return kept, torch.tensor(tokens, dtype=torch.int64).reshape(drafts.shape)
 
 
 def check_distributions(name: str, probs: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ def verify(
     """All runs judge their place 0, those that are left their place 1, and so on."""
     if q.dim() != 3 or p.shape != (q.shape[0], q.shape[1] + 1, q.shape[2]):
         raise ValueError(f"p needs one row more than q, got {list(p.shape)} and {list(q.shape)}")
-    runs, k, vocab_size = q.shape
+    runs, k, _ = q.shape
     counts = torch.full((runs,), k) if num_drafts is None else num_drafts
     if counts.shape != (runs,) or not bool(((counts >= 0) & (counts <= k)).all()):
         raise ValueError(f"num_drafts must name 0 to {k} drafts for each of {runs} runs")
