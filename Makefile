@@ -17,6 +17,8 @@ OUT ?= .out/grades
 SUBMISSIONS ?=
 # Yours, for the name of the archive that `make submit` writes.
 NAME ?=
+# quick for a telling few of the sample submissions in the demo, or all.
+SAMPLES ?= quick
 # full, or quick for a taste of every long proof.
 EVIDENCE ?= full
 
@@ -27,7 +29,7 @@ IMPORT_LINTER := .venv/bin/lint-imports
 
 export EVIDENCE
 
-.PHONY: help setup demo test evidence submit grade test-strength stubs hint lint bench doctor clean clean-all FORCE
+.PHONY: help setup demo test evidence submit update grade test-strength stubs notebooks hint lint bench doctor clean clean-all FORCE
 
 help: ## List these commands
 	@echo "The inference workbook. Commands, with what may be set after them:"
@@ -45,11 +47,13 @@ $(STAMP): pyproject.toml constraints.txt tools/bootstrap.py
 setup: $(STAMP) ## Environment, dependencies and the bundled model; as root also the Debian packages
 	@$(PY) -m labkit.checkpoints fetch
 
-demo: setup ## The main job: the reference answers from a real model, then the samples are graded
+demo: setup ## The main job: the reference answers from a real model, then samples are graded [SAMPLES=all]
+	@test "$(SAMPLES)" = quick -o "$(SAMPLES)" = all || { echo "SAMPLES=$(SAMPLES): allowed are quick and all"; exit 2; }
 	@$(PY) -m solutions.demo
-	@$(PY) -m grader samples --lab 07 --out .out/samples
+	@rm -rf .out/samples-$(SAMPLES)
+	@$(PY) -m grader samples --lab 07 --out .out/samples-$(SAMPLES) $(if $(filter quick,$(SAMPLES)),--quick)
 	@# Exit code 3 says that some submissions need a person; the hostile samples do, and that is no failure here.
-	@$(PY) -m grader grade --lab 07 --submissions .out/samples --out .out/grades || test $$? -eq 3
+	@$(PY) -m grader grade --lab 07 --submissions .out/samples-$(SAMPLES) --out .out/grades || test $$? -eq 3
 
 test: setup ## Every test: the workbook's own, lab 07 on the reference, and the self-check
 	$(PYTEST) tests -q
@@ -67,6 +71,9 @@ test-lab%: setup FORCE ## The tests of a lab on your own code [TASK=n] [IMPL=sol
 submit: setup ## Test your files of a lab, then pack them to hand in: LAB=07 [NAME=ada]
 	@$(PY) -m labkit.submission --lab "$(LAB)" $(if $(NAME),--name "$(NAME)")
 
+update: $(STAMP) ## Bring the course's news here; your edits are merged and never lost
+	@$(PY) -m grader update
+
 grade: $(STAMP) ## Grade a folder of submissions in the sandbox: LAB=07 SUBMISSIONS=dir [OUT=dir]
 	@test -n "$(SUBMISSIONS)" || { echo "name the folder of submissions: make grade LAB=07 SUBMISSIONS=dir OUT=dir"; \
 	  exit 2; }
@@ -77,6 +84,9 @@ test-strength: $(STAMP) ## Whether the tests of a lab kill every known wrong imp
 
 stubs: $(STAMP) ## Write the student's files anew from the marked reference; keeps edited ones [LAB=07]
 	@$(PY) -m grader stubs --lab "$(LAB)"
+
+notebooks: setup ## Execute the labs' notebooks anew, from a clean kernel on the reference [LAB=07]
+	@$(PY) -m labkit.notebook $(if $(filter command line,$(origin LAB)),--lab "$(LAB)")
 
 hint: $(STAMP) ## A hint of a task, from a nudge to nearly the answer: TASK=n [LEVEL=1|2|3] [LAB=07]
 	@test -n "$(TASK)" || { echo "name the task: make hint LAB=07 TASK=4"; exit 2; }

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.panel import Panel
 
-from labkit.manifest import Manifest, load_manifest
+from labkit.manifest import ROOT, Manifest, load_manifest
 
 app = typer.Typer(
     add_completion=False,
@@ -40,10 +40,12 @@ def grade(
     ] = False,
     only: Annotated[list[str] | None, typer.Option(help="grade this submission; may be repeated")] = None,
     cpu_seconds: Annotated[int, typer.Option(min=1, help="processor time that one test may take")] = 20,
+    course: Annotated[Path, typer.Option(help="an instructor's weights and deadlines")] = ROOT / "course.toml",
 ) -> None:
     """Grade a folder of submissions; 0: all graded, 3: some need a person, 2: nothing was run."""
     # Imported here, so that `hint` and `--help` answer at once.
     from grader.batch import Batch, default_jobs, grade_all
+    from grader.course import read_terms
     from grader.intake import find_entries
     from grader.isolation.sandbox import Limits, SandboxUnavailable, Tier, choose_tier
     from grader.reports.csv_report import write_csv
@@ -55,6 +57,8 @@ def grade(
 
     manifest = _manifest(lab)
     try:
+        terms = read_terms(course, manifest)
+        manifest = terms.weigh(manifest)
         entries = find_entries(submissions)
         if only:
             if unknown := [name for name in only if name not in entries]:
@@ -75,9 +79,11 @@ def grade(
     limits = Limits(cpu_seconds=cpu_seconds)
     batch = Batch(manifest, entries, out, tier, seed, jobs or default_jobs(), limits)
     facts = run_facts(batch)  # of the suite as it is now, before the tests run
+    if decided := terms.facts():
+        facts["course"] = decided
     try:
         with LiveProgress(_out, len(entries)) as progress:
-            results = grade_all(batch, progress)
+            results = [terms.judge(result, entries[result.name]) for result in grade_all(batch, progress)]
     except KeyboardInterrupt:
         _err.print(f"interrupted; what was graded so far stands in {out / 'journal.jsonl'}", markup=False)
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -93,6 +99,9 @@ def grade(
         markup=False,
         soft_wrap=True,
     )
+    for name in terms.extensions:
+        if name not in entries:
+            _err.print(f"{course.name}: there is an extension for {name!r}, but no such submission", markup=False)
     review = [result.name for result in results if result.needs_review]
     if review:
         _out.print(f"{len(review)} of {len(results)} need a person: {', '.join(review)}", markup=False, soft_wrap=True)
@@ -118,17 +127,23 @@ def hint(
 def samples(
     lab: Lab,
     out: Annotated[Path, typer.Option(help="where the sample submissions go")],
-    only: Annotated[str | None, typer.Option(help="ordinary or hostile; default: both")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="ordinary, hostile or a sample's name; may be repeated; default: all")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="the few that are graded in about a minute")] = False,
 ) -> None:
     """Write sample submissions whose scores are known, to see the grader at work."""
-    from grader.sample_submissions import load_samples, write_samples
+    from grader.sample_submissions import load_samples, select_samples, write_samples
 
     try:
         manifest = _manifest(lab)
-        written = write_samples(manifest, load_samples(manifest), out, only)
+        chosen = select_samples(load_samples(manifest), only or (), quick=quick)
+        write_samples(manifest, chosen, out)
     except (OSError, ValueError) as error:
         _refuse(str(error))
-    _out.print(f"{len(written)} sample submissions of lab {lab} in {out}", markup=False, soft_wrap=True)
+    for sample in chosen:
+        _out.print(f"{sample.name} ({sample.kind}): {sample.about}", markup=False, soft_wrap=True)
+    _out.print(f"{len(chosen)} sample submissions of lab {lab} in {out}", markup=False, soft_wrap=True)
 
 
 def main() -> None:

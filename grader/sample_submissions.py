@@ -1,6 +1,6 @@
 """Sample submissions: made from the reference or its stubs by small edits, each with the score that it has earned.
 
-`grader/samples/<lab>/recipes.toml` says how. They show the grader at work, and its tests demand these exact scores.
+`grader/samples/<lab>/recipes.toml` says how. They show the grader at work, and its tests demand these exact verdicts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from grader.authoring.regions import BEGIN, END
 from grader.authoring.stubs import generate_stub, solution_source
 from grader.verdicts import Verdict
-from labkit.manifest import Manifest
+from labkit.manifest import Manifest, Task
 
 RECIPES = Path(__file__).resolve().parent / "samples"
 KINDS = ("ordinary", "hostile")
@@ -51,15 +51,14 @@ class Sample:
         files: files that do not belong to the lab, by path.
         packing: "folder" or "zip".
         special: an archive that is malformed in this way, or None.
-        points: for each task, what it has earned.
         default: the verdict of every test that `verdicts` does not name.
         verdicts: verdicts by test.
+        quick: one of the few that together show the grader at work in about a minute.
     """
 
     name: str
     kind: str
     about: str
-    points: tuple[float, ...]
     base: str = "solution"
     solution: tuple[str, ...] = ()
     own: tuple[tuple[str, str], ...] = ()
@@ -69,10 +68,16 @@ class Sample:
     special: str | None = None
     default: Verdict = Verdict.PASSED
     verdicts: tuple[tuple[str, Verdict], ...] = ()
+    quick: bool = False
 
     def verdict_of(self, test: str) -> Verdict:
         """The verdict that a test must get."""
         return dict(self.verdicts).get(test, self.default)
+
+    def points_of(self, task: Task) -> float:
+        """What it must earn in a task: an equal share for each test that must pass."""
+        passed = sum(self.verdict_of(test) is Verdict.PASSED for test in task.tests)
+        return round(task.points * passed / len(task.tests), 2)
 
 
 def load_samples(manifest: Manifest) -> list[Sample]:
@@ -111,9 +116,8 @@ def _sample(manifest: Manifest, entry: dict[str, Any]) -> Sample:
     ):
         if value not in allowed:
             raise ValueError(f"sample {sample.name}: {what} is {value!r}; allowed: {allowed}")
-    unknown = [test for test, _ in sample.verdicts if manifest.task_of_test(test) is None]
-    if unknown or len(sample.points) != len(manifest.tasks):
-        raise ValueError(f"sample {sample.name}: it needs points for each task and tests that exist; not {unknown}")
+    if unknown := [test for test, _ in sample.verdicts if manifest.task_of_test(test) is None]:
+        raise ValueError(f"sample {sample.name}: there are no tests named {', '.join(unknown)}")
     return sample
 
 
@@ -126,25 +130,41 @@ def _expanded(manifest: Manifest, verdicts: dict[str, list[str]]) -> tuple[tuple
     return tuple(by_test.items())
 
 
-def write_samples(manifest: Manifest, samples: Sequence[Sample], out: Path, only: str | None = None) -> list[Path]:
+def select_samples(samples: Sequence[Sample], only: Sequence[str] = (), *, quick: bool = False) -> list[Sample]:
+    """Some of the samples, in their order.
+
+    Args:
+        samples: of a lab.
+        only: names and kinds; none means all.
+        quick: those marked as quick, and no other.
+
+    Raises:
+        ValueError: if a name is neither a sample's nor a kind.
+    """
+    names = [sample.name for sample in samples]
+    for name in only:
+        if name not in (*KINDS, *names):
+            raise ValueError(f"--only {name}: allowed are {', '.join(KINDS)}, and the samples {', '.join(names)}")
+    chosen = [sample for sample in samples if not only or sample.name in only or sample.kind in only]
+    return [sample for sample in chosen if sample.quick or not quick]
+
+
+def write_samples(manifest: Manifest, samples: Sequence[Sample], out: Path) -> list[Path]:
     """Writes sample submissions into a folder.
 
     Args:
         manifest: the lab.
         samples: what to write.
         out: made if it is absent; a sample written earlier is replaced.
-        only: a kind, or None for all.
 
     Returns:
         Paths of the submissions.
 
     Raises:
-        ValueError: if the kind is unknown, or an edit does not fit the text it edits.
+        ValueError: if an edit does not fit the text it edits.
     """
-    if only is not None and only not in KINDS:
-        raise ValueError(f"--only {only}: allowed are {', '.join(KINDS)}")
     out.mkdir(parents=True, exist_ok=True)
-    return [_write(manifest, sample, out) for sample in samples if only in (None, sample.kind)]
+    return [_write(manifest, sample, out) for sample in samples]
 
 
 def sample_files(manifest: Manifest, sample: Sample) -> dict[str, str]:

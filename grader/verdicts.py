@@ -112,6 +112,7 @@ class SubmissionResult:
         tasks: in the manifest's order.
         ignored: names that were handed in but not looked at.
         flags: remarks for a person, e.g. where a banned name stands.
+        penalty_percent: of the points earned, taken off for lateness.
     """
 
     name: str
@@ -119,11 +120,12 @@ class SubmissionResult:
     tasks: tuple[TaskResult, ...]
     ignored: tuple[str, ...] = ()
     flags: tuple[str, ...] = field(default=())
+    penalty_percent: float = 0.0
 
     @property
     def points(self) -> float:
-        """Points earned in all tasks."""
-        return round(sum(task.points for task in self.tasks), 2)
+        """Points earned in all tasks, less what lateness costs."""
+        return round(sum(task.points for task in self.tasks) * (1 - self.penalty_percent / 100), 2)
 
     @property
     def needs_review(self) -> bool:

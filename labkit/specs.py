@@ -59,6 +59,23 @@ def _load_once(name: str) -> Decoder:
 
 
 @dataclass(frozen=True)
+class VocabularyBytes(Spec):
+    """The bytes of every token of a real model's tokenizer, by id; None for control tokens.
+
+    Args:
+        name: as in `Checkpoint`.
+    """
+
+    name: str
+
+    def build(self) -> list[bytes | None]:
+        """A list as long as the tokenizer's vocabulary."""
+        from labkit.checkpoints import load_tokenizer
+
+        return load_tokenizer(self.name).vocabulary_bytes()
+
+
+@dataclass(frozen=True)
 class Recomputed(Spec):
     """A `CachedModel` without a cache: each append runs the decoder over the whole sequence again.
 

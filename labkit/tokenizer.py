@@ -106,6 +106,23 @@ class Tokenizer:
             raise ValueError(f"token id {index} is not in the vocabulary of {self.vocab_size} tokens")
         return b"" if index in self._control and not special else self._bytes[index]
 
+    def vocabulary_bytes(self, size: int | None = None) -> list[bytes | None]:
+        """Return the bytes of every token, by id: what decoding it adds to a text.
+
+        Args:
+            size: number of ids, if the model has more of them than the tokenizer.
+
+        Returns:
+            None for control tokens, and for ids that the tokenizer doesn't have.
+
+        Raises:
+            ValueError: `size` is below the tokenizer's own number of ids.
+        """
+        size = self.vocab_size if size is None else size
+        if size < self.vocab_size:
+            raise ValueError(f"size must be at least the vocabulary's {self.vocab_size}, got {size}")
+        return [None if index in self._control else self._bytes.get(index) for index in range(size)]
+
     def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Turn a conversation into token ids by the model's chat template.
 

@@ -1,4 +1,4 @@
-"""The author's commands: `stubs`, `self-check` and `strength`."""
+"""The commands around stubs: `stubs`, `self-check`, `strength`, and the student's `update`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from grader.authoring.self_check import self_check
 from grader.authoring.strength import Correct, StrengthReport, Verdict, all_entries, measure_strength, select
 from grader.authoring.stubs import Outcome, stale_stubs, write_stubs
+from grader.authoring.update_command import update
 from labkit.manifest import Manifest, available_labs, load_manifest
 
 Lab = Annotated[str | None, typer.Option("--lab", help="two digits; all labs if not given")]
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command("stubs")(stubs)
     app.command("self-check")(check)
     app.command("strength")(strength)
+    app.command("update")(update)
 
 
 def stubs(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grader.authoring.regions import find_regions
 from grader.authoring.runs import Job, SuiteRun, run_all
-from grader.authoring.stubs import generate_stub, solution_source, stale_stubs
+from grader.authoring.stubs import generate_stub, outdated_edits, solution_source, stale_stubs
 from labkit.manifest import ROOT, Manifest
 
 HINT_LEVELS = 3
@@ -35,6 +35,9 @@ def self_check(manifest: Manifest, *, progress: Callable[[str], None] = lambda t
     progress(f"lab {manifest.id}: manifest, interface and stubs")
     found = [*manifest_faults(manifest), *stub_faults(manifest)]
     found += [f"{path} is out of date: run `make stubs`, and commit it" for path in stale_stubs(manifest)]
+    for path in outdated_edits(manifest):
+        # No fault: the work is a student's, and the stub behind it has changed since they began.
+        progress(f"lab {manifest.id}: {path.name} is edited, and its stub has changed since: run `make update`")
     with tempfile.TemporaryDirectory(prefix="self-check-") as scratch:
         stubs = Path(scratch) / "stubs"
         stubs.mkdir()

@@ -138,14 +138,25 @@ def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
+def split_header(text: str) -> tuple[str, str]:
+    """The header of a stub, whether edited since or not, and the rest; without a header all is rest."""
+    header = _MARK.match(text)
+    return ("", text) if header is None else (text[: header.end()], text[header.end() :])
+
+
+def mark_of(text: str) -> str | None:
+    """The digest in the header: which stub a file began as. None if the header is gone."""
+    header = _MARK.match(text)
+    return None if header is None else header.group(1)
+
+
 def is_untouched(text: str) -> bool:
     """Whether a file of `labs/` is as some earlier or present `make stubs` wrote it.
 
     Its header carries a digest of the rest, so that the question needs no history: work that a student has committed is
     not mistaken for a stub, and a stub that was generated from an older reference still counts as one.
     """
-    header = _MARK.match(text)
-    return header is not None and _digest(text[header.end() :]) == header.group(1)
+    return mark_of(text) == _digest(split_header(text)[1])
 
 
 def write_stubs(manifest: Manifest, *, force: bool = False) -> list[StubReport]:
@@ -187,3 +198,14 @@ def stale_stubs(manifest: Manifest) -> list[Path]:
         if present is None or (is_untouched(present) and present != generate_stub(manifest, module)):
             stale.append(path)
     return stale
+
+
+def outdated_edits(manifest: Manifest) -> list[Path]:
+    """Edited files of `labs/` that began as another stub than the reference gives now; `make update` merges it in."""
+    outdated = []
+    for module in manifest.modules:
+        path = manifest.folder / f"{module}.py"
+        present = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if present and not is_untouched(present) and mark_of(present) != mark_of(generate_stub(manifest, module)):
+            outdated.append(path)
+    return outdated

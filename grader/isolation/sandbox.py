@@ -17,7 +17,7 @@ from labkit.paths import cache_dir
 
 HERE = Path(__file__).resolve().parent
 LABKIT = Path(labkit.__file__).resolve().parent
-WORKER_FILES = ("worker.py", "wire.py", "seccomp.py")
+WORKER_FILES = ("worker.py", "wire.py", "scratch.py", "seccomp.py")
 """The only files of the grader that a submission can see: they move messages and know no answer."""
 
 INSIDE = "/workbook"

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from grader.isolation import wire
+from grader.isolation import scratch, wire
 from labkit.codec import Message
 from labkit.loader import LabPackage
 from labkit.manifest import Interface, LabClass
@@ -62,6 +62,10 @@ def main(control_fd: int) -> None:
             control.send(b'{"forked": true}')
         else:
             control.send(json.dumps(_reap(child, order["alone"], order["grace"])).encode())
+            if order["alone"]:  # then these folders are the sandbox's own
+                for folder in scratch.FOLDERS:
+                    # If this fails the process ends, and with it the sandbox; the next test gets a new one.
+                    scratch.empty(folder)
 
 
 def _reap(child: int, alone: bool, grace: float) -> dict[str, Any]:

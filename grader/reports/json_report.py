@@ -31,6 +31,7 @@ def _submission(result: SubmissionResult) -> dict[str, Any]:
         "name": result.name,
         "sha256": result.sha256,
         "points": result.points,
+        **({"penalty_percent": result.penalty_percent} if result.penalty_percent else {}),
         "needs_review": result.needs_review,
         "flags": list(result.flags),
         "ignored": list(result.ignored),

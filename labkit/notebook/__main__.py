@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated
 
@@ -25,20 +26,24 @@ def main(
     except ValueError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         raise typer.Exit(2) from error
+    # Where nobody watches, one line a notebook is enough.
+    watched = sys.stdout.isatty()
+    back = "\r" if watched else ""
     for source in sources:
         name, start = source.relative_to(ROOT), time.monotonic()
 
         def tell(done: int, count: int, name: object = name) -> None:
-            typer.echo(f"\r{name}: cell {done + 1} of {count}", nl=False)
+            if watched:
+                typer.echo(f"\r{name}: cell {done + 1} of {count}", nl=False)
 
         try:
             notebook = execute(source, impl=impl, tell=tell)
         except CellExecutionError as error:
-            typer.secho(f"\n{name}: {error}", fg="red", err=True)
+            typer.secho(f"{back}{name}: {error}", fg="red", err=True)
             raise typer.Exit(1) from error
         store(source, notebook)
         size = source.with_suffix(".ipynb").stat().st_size
-        typer.echo(f"\r{name}: {len(notebook.cells)} cells, {size / 1e3:.0f} kB, {time.monotonic() - start:.0f} s")
+        typer.echo(f"{back}{name}: {len(notebook.cells)} cells, {size / 1e3:.0f} kB, {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -3,27 +3,31 @@
 A notebook is a pair: `walkthrough.py` (jupytext, percent format) is the source, `walkthrough.ipynb` the same cells with
 their outputs. Two tags of cells mean something here:
 
-    parameters   sizes that a quick run replaces by the cell's metadata `quick`, a mapping of names to values
+    parameters   sizes; a quick run replaces them by those in the notebook's own metadata `quick`
     check        runs tests of a lab; left out of a quick run
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jupytext
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from PIL import Image
+from traitlets.config import Config
 
 from labkit.manifest import ROOT
 
 CELL_SECONDS = 1200
+PLOT_COLOURS = 128
 
 
 def find_notebooks(lab: str | None = None, root: Path = ROOT) -> list[Path]:
@@ -76,16 +80,18 @@ def execute(
     notebook = read_source(source)
     if quick:
         _make_quick(notebook)
-    client = NotebookClient(
-        notebook,
-        timeout=cell_seconds,
-        kernel_name="python3",
-        record_timing=False,
-        resources={"metadata": {"path": str(source.parent)}},
-        on_cell_start=lambda cell, cell_index: tell(cell_index, len(notebook.cells)),
-    )
-    with _environment(impl) as environment:
-        client.execute(env=environment)
+    with tempfile.TemporaryDirectory(prefix="notebook-") as scratch:
+        client = NotebookClient(
+            notebook,
+            timeout=cell_seconds,
+            kernel_name="python3",
+            record_timing=False,
+            resources={"metadata": {"path": str(source.parent)}},
+            on_cell_start=lambda cell, cell_index: tell(cell_index, len(notebook.cells)),
+            # Sockets in a folder of this run's: nobody else can reach them, and no port is needed.
+            config=Config(KernelManager={"transport": "ipc", "connection_file": f"{scratch}/kernel.json"}),
+        )
+        client.execute(env=_environment(impl, scratch))
     # The exact Python and the session's own marks are nobody's business, and would change with every run.
     notebook.metadata["language_info"] = {"name": "python"}
     return notebook
@@ -105,11 +111,21 @@ def is_paired(source: Path) -> bool:
 
 
 def store(source: Path, notebook: NotebookNode) -> None:
-    """Replaces the stored notebook in one step."""
+    """Replaces the stored notebook in one step; its plots are stored in as few colours as they need."""
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        if "image/png" in output.get("data", {}):
+            output.data["image/png"] = _small(output.data["image/png"])
     target = stored(source)
     partial = target.with_suffix(".ipynb.part")
     nbformat.write(notebook, partial)
     os.replace(partial, target)
+
+
+def _small(png: str) -> str:
+    """A PNG, base64, with a palette: plots have few colours, and a third of the bytes is enough for them."""
+    with Image.open(io.BytesIO(base64.b64decode(png))) as image, io.BytesIO() as file:
+        image.convert("RGB").quantize(PLOT_COLOURS).save(file, "PNG", optimize=True)
+        return base64.b64encode(file.getvalue()).decode()
 
 
 def _make_quick(notebook: NotebookNode) -> None:
@@ -117,7 +133,7 @@ def _make_quick(notebook: NotebookNode) -> None:
     notebook.cells = [cell for cell in notebook.cells if "check" not in cell.metadata.get("tags", ())]
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", ()):
-            cell.source = _replaced(cell.source, cell.metadata.get("quick", {}))
+            cell.source = _replaced(cell.source, notebook.metadata.get("quick", {}))
 
 
 def _replaced(code: str, values: Mapping[str, object]) -> str:
@@ -133,10 +149,7 @@ def _replaced(code: str, values: Mapping[str, object]) -> str:
     return code
 
 
-@contextmanager
-def _environment(impl: str) -> Iterator[dict[str, str]]:
+def _environment(impl: str, scratch: str) -> dict[str, str]:
     """What the kernel sees: this environment, but none of the user's own settings of Jupyter and matplotlib."""
-    with tempfile.TemporaryDirectory(prefix="notebook-") as scratch:
-        own = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "MATPLOTLIBRC")}
-        own |= {"IMPL": impl, "MPLCONFIGDIR": scratch, "IPYTHONDIR": scratch, "PYTHONPATH": str(ROOT)}
-        yield own
+    own = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "MATPLOTLIBRC")}
+    return {**own, "IMPL": impl, "MPLCONFIGDIR": scratch, "IPYTHONDIR": scratch, "PYTHONPATH": str(ROOT)}

@@ -84,8 +84,9 @@ class MixedLab:
         for task in self._manifest.tasks:
             text = self.whose(task)
             colour = BLUE if text == whose(self._impl) else ORANGE
-            mark = f'<td style="border:none;text-align:left;border-left:4px solid {colour}">{html.escape(text)}</td>'
-            title = f'<td style="border:none;text-align:left">{task.number} {html.escape(task.title)}</td>'
+            cell = "border:none;text-align:left;padding:1px 8px"
+            mark = f'<td style="{cell};border-left:4px solid {colour}">{html.escape(text)}</td>'
+            title = f'<td style="{cell}">{task.number} {html.escape(task.title)}</td>'
             rows.append(f"<tr>{title}{mark}</tr>")
         return f'<table style="border:none">{"".join(rows)}</table>'
 

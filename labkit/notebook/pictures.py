@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,24 @@ def draw_timeline(axes: Axes, timeline: Sequence[Sequence[int | None]], title: s
             start = end
     bare(axes, title)
     axes.set(xlim=(0, steps), ylim=(len(timeline[0]), 0), xlabel="steps →", ylabel="slots")
+
+
+def draw_steps(axes: Axes, steps: Sequence[Mapping[int, int]], title: str) -> None:
+    """How many tokens of each request each step computed: a plain cell for one token, a number for more.
+
+    Args:
+        axes: where.
+        steps: for each step the number of tokens by request.
+        title: of the panel.
+    """
+    requests = 1 + max(request for step in steps for request in step)
+    for x, step in enumerate(steps):
+        for request, count in step.items():
+            axes.add_patch(Rectangle((x + 0.05, request + 0.07), 0.9, 0.86, facecolor=owner_colour(request)))
+            if count > 1:
+                axes.text(x + 0.5, request + 0.5, str(count), ha="center", va="center", color="white", size=8)
+    bare(axes, title)
+    axes.set(xlim=(0, len(steps)), ylim=(requests, 0), xlabel="steps →", ylabel="requests")
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,10 @@ class TaskProgress:
     @property
     def state(self) -> str:
         """In words."""
+        if not self.written and not self.share:
+            return "not written yet"
         if self.last is None:
-            return "not checked yet" if self.written else "not written yet"
+            return "not checked yet"
         if self.edited:
             return "edited since the last check"
         return "done" if self.done else f"{self.last.passed} of {self.last.total} tests"

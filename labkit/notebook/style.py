@@ -12,7 +12,7 @@ from labkit.notebook.palette import FAINT, INK, LINES, QUIET
 
 STYLE: dict[str, Any] = {
     # Small files: a notebook with a dozen figures stays below half a megabyte.
-    "figure.dpi": 80,
+    "figure.dpi": 88,
     "savefig.dpi": "figure",
     "figure.constrained_layout.use": True,
     "figure.facecolor": "white",

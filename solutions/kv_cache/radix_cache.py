@@ -43,12 +43,13 @@ class RadixCache:
         self._tree = RadixTree(block_size)
         self._allocator = allocator
         self._block_size = block_size
-        self._cached_blocks: set[int] = set()
+        # Cached blocks, each with the number of its tokens that can be found: fewer than all in a tail.
+        self._known: dict[int, int] = {}
 
     @property
     def num_cached(self) -> int:
         """Blocks that can be found by their tokens."""
-        return len(self._cached_blocks)
+        return len(self._known)
 
     @property
     def num_free(self) -> int:
@@ -76,8 +77,9 @@ class RadixCache:
         Raises:
             ValueError: the prompt is empty or holds something that is no token id.
         """
-        ids = check_tokens("tokens", tokens)
+        check_tokens("tokens", tokens)
         # BEGIN SOLUTION
+        ids = list(tokens)
         blocks, length = self._tree.match(ids[:-1], (adapter, salt))
         self._tree.touch(ids[:-1], (adapter, salt))
         for block in blocks:
@@ -92,7 +94,7 @@ class RadixCache:
 
         A prefix that is cached already stays where it is: of two blocks with equal content the first is kept, and the
         sequence's own goes back to the pool with the sequence. A cached tail that the sequence continues is given up
-        for the sequence's fuller block.
+        for the sequence's fuller block, or grows, if that is the very same block.
 
         Args:
             tokens: those whose keys and values lie in the blocks, complete for every layer.
@@ -107,16 +109,18 @@ class RadixCache:
             ValueError: the tokens are none, the blocks are too few for them, or one that is to be cached is free,
                 unknown, or cached already for other tokens. Nothing has changed then.
         """
-        ids = check_tokens("tokens", tokens)
+        check_tokens("tokens", tokens)
         # BEGIN SOLUTION
-        _, length = self._tree.match(ids, (adapter, salt))
+        ids = list(tokens)
+        held, length = self._tree.match(ids, (adapter, salt))
+        first = length // self._block_size
         if length < len(ids):
-            self._check_new(blocks[length // self._block_size : -(-len(ids) // self._block_size)])
+            self._check_new(blocks[first : -(-len(ids) // self._block_size)], held[first:], length % self._block_size)
         taken, dropped = self._tree.insert(ids, blocks, (adapter, salt))
-        for block in taken:
+        self._give_up(dropped)  # first, for a tail that grows in its own block is in both lists
+        for index, block in enumerate(taken, start=first):
             self._allocator.share(block)
-            self._cached_blocks.add(block)
-        self._give_up(dropped)
+            self._known[block] = min(self._block_size, len(ids) - index * self._block_size)
         return len(taken)
         # END SOLUTION
 
@@ -168,18 +172,20 @@ class RadixCache:
         """Whether the cache is a block's only owner."""
         return self._allocator.ref_count(block) == 1
 
-    def _check_new(self, new: Sequence[int]) -> None:
-        """Refuse blocks that can't become the cache's."""
+    def _check_new(self, new: Sequence[int], alike: list[int], common: int) -> None:
+        """Refuse blocks that can't become the cache's; `alike` begins with `common` tokens of the first of them."""
         for index, block in enumerate(new):
             if self._allocator.ref_count(block) == 0:
                 raise ValueError(f"block {block} is free; only what a sequence owns can be cached")
-            if block in self._cached_blocks or block in new[:index]:
+            # A fork may have cached the front of this very block, as its tail.
+            own_tail = index == 0 and alike == [block] and self._known[block] == common
+            if (block in self._known and not own_tail) or block in new[:index]:
                 raise ValueError(f"block {block} is cached already, for other tokens")
 
     def _give_up(self, blocks: Sequence[int]) -> None:
         """Free the cache's own reference to blocks that the tree no longer holds."""
         for block in blocks:
-            self._cached_blocks.remove(block)
+            del self._known[block]
             self._allocator.free(block)
 
     # END SOLUTION

@@ -19,6 +19,17 @@ def test_a_sound_lab_has_no_faults(halves: Manifest) -> None:
     assert len(told) == 2
 
 
+def test_edited_work_behind_its_stub_is_a_remark_and_no_fault(halves: Manifest) -> None:
+    write_stubs(halves)
+    mine = halves.folder / "numbers.py"
+    mine.write_text(mine.read_text() + "\n# mine\n")
+    reference = halves.solutions / "numbers.py"
+    reference.write_text(reference.read_text().replace("rounded down", "rounded downwards"))
+    told: list[str] = []
+    assert self_check(halves, progress=told.append) == []
+    assert [text for text in told if "make update" in text and "numbers.py" in text]
+
+
 def swap(manifest: Manifest, old: str, new: str, name: str = "tests/test_halves.py") -> None:
     """Edit a file of the lab's folder."""
     path = manifest.folder / name

@@ -13,6 +13,7 @@ from grader.authoring.stubs import (
     Outcome,
     generate_stub,
     is_untouched,
+    outdated_edits,
     stale_stubs,
     strip_regions,
     write_stubs,
@@ -91,10 +92,11 @@ def test_a_missing_reference_is_named(halves: Manifest) -> None:
 def test_edited_files_are_kept_and_untouched_ones_renewed(halves: Manifest) -> None:
     assert {report.outcome for report in write_stubs(halves)} == {Outcome.WRITTEN}
     assert {report.outcome for report in write_stubs(halves)} == {Outcome.UNCHANGED}
-    assert not stale_stubs(halves)
+    assert not stale_stubs(halves) and not outdated_edits(halves)
 
     mine = halves.folder / "numbers.py"
     mine.write_text(mine.read_text() + "\n# my thoughts\n")
+    assert not outdated_edits(halves)
     edited = mine.read_text()
     for name in ("numbers", "boxes"):
         reference = halves.solutions / f"{name}.py"
@@ -102,6 +104,7 @@ def test_edited_files_are_kept_and_untouched_ones_renewed(halves: Manifest) -> N
             reference.read_text().replace('"""H', '"""All h').replace('"""A box', '"""The box')
         )
     assert stale_stubs(halves) == [halves.folder / "boxes.py"]
+    assert outdated_edits(halves) == [mine]
     outcomes = {report.path.name: report.outcome for report in write_stubs(halves)}
     assert outcomes == {"numbers.py": Outcome.KEPT, "boxes.py": Outcome.WRITTEN}
     assert mine.read_text() == edited

@@ -20,6 +20,7 @@ class Length:
         distributions: random settings of the sampler.
         draws: for each of them.
         grading_runs: times that the sample submissions are graded.
+        schedules: random schedules for each of the five owners of KV blocks.
     """
 
     prompts: int
@@ -27,11 +28,12 @@ class Length:
     distributions: int
     draws: int
     grading_runs: int
+    schedules: int
 
 
 LENGTHS = {
-    "quick": Length(prompts=3, new_tokens=12, distributions=10, draws=4_000, grading_runs=1),
-    "full": Length(prompts=50, new_tokens=48, distributions=300, draws=40_000, grading_runs=3),
+    "quick": Length(prompts=3, new_tokens=12, distributions=10, draws=4_000, grading_runs=1, schedules=200),
+    "full": Length(prompts=50, new_tokens=48, distributions=300, draws=40_000, grading_runs=3, schedules=10_000),
 }
 
 

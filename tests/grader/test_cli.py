@@ -85,15 +85,29 @@ def test_hints_come_one_level_at_a_time() -> None:
     assert hints[2] in last and "LEVEL=4" not in last
 
 
-@pytest.mark.parametrize("wrong", [("07", "9"), ("99", "1"), ("07", "4", "--level", "4"), ("07", "4", "--level", "0")])
+@pytest.mark.parametrize("wrong", [("07", "99"), ("99", "1"), ("07", "4", "--level", "4"), ("07", "4", "--level", "0")])
 def test_hints_that_do_not_exist_are_refused(wrong: tuple[str, ...]) -> None:
     assert "error" in refused("hint", *wrong)
 
 
 def test_samples_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
-    text = refused("samples", "--lab", "07", "--out", str(tmp_path / "s"), "--only", "friendly")
-    assert "ordinary" in text and "hostile" in text
+    text = refused("samples", "--lab", "07", "--out", str(tmp_path / "s"), "--only", "blank", "--only", "friendly")
+    assert "ordinary" in text and "hostile" in text and "half_done" in text
     assert not (tmp_path / "s").exists()
+
+
+def test_samples_are_written_by_name_by_kind_and_the_quick_ones(tmp_path: Path) -> None:
+    def written(name: str, *options: str) -> set[str]:
+        result = RUN.invoke(app, ["samples", "--lab", "07", "--out", str(tmp_path / name), *options])
+        assert result.exit_code == 0, result.output
+        return {path.name.removesuffix(".zip") for path in (tmp_path / name).iterdir()}
+
+    every, hostile = written("all"), written("hostile", "--only", "hostile")
+    assert written("named", "--only", "blank", "--only", "climbs_out") == {"blank", "climbs_out"}
+    assert "climbs_out" in hostile and "blank" not in hostile and hostile < every
+    quick = written("quick", "--quick")
+    assert 6 <= len(quick) <= 10 and {"complete", "blank", "half_done"} < quick
+    assert len(quick & hostile) >= 3, "the demo shows what becomes of hostile submissions"
 
 
 def test_a_folder_without_modules_is_graded_and_needs_a_person(tmp_path: Path, subs: Path) -> None:

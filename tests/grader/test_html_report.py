@@ -179,6 +179,16 @@ def test_the_page_of_a_student_says_what_failed_and_what_helps(lab: Manifest, tm
     assert first.hints[0] not in text and first.hints[2] not in text
 
 
+def test_an_instructors_terms_stand_on_every_page(lab: Manifest, tmp_path: Path) -> None:
+    terms = {"weights": {"1": 30, "2": 5}, "deadline": "2027-02-01T23:59:00+01:00"}
+    index = write_html(tmp_path, lab, {**FACTS, "course": terms}, mixed_results(lab))
+    for path in index.parent.iterdir():
+        text = read(path).text
+        assert "1: 30, 2: 5" in text and "2027-02-01T23:59:00+01:00" in text
+    write_html(tmp_path, lab, FACTS, mixed_results(lab))
+    assert "Deadline" not in read(index).text
+
+
 def test_an_untouched_task_gets_the_first_hint_and_a_done_one_none(lab: Manifest, tmp_path: Path) -> None:
     index = write_html(tmp_path, lab, FACTS, mixed_results(lab))
     blank, right = read(student(index, "blank")).text, read(student(index, "Zoë")).text

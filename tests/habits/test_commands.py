@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -100,8 +101,11 @@ def test_ci_stops_at_the_first_failure(tmp_path: Path) -> None:
     recipes = [f"{name}:\n\t@echo ran {name}" for name in stages]
     recipes[2] += "; exit 5"
     (tmp_path / "Makefile").write_text("\n".join(recipes) + "\n")
+    # Nothing is to be installed by a test.
+    (tmp_path / "chromium").touch(mode=0o755)
+    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:{tmp_path}"}
     result = subprocess.run(
-        ["bash", ".ci/run"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        ["bash", ".ci/run"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode != 0
     assert "ran test\n" in result.stdout and "FAILED" in result.stdout

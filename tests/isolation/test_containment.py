@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from grader.isolation import scratch
 from grader.isolation.proxy import Outcome, SubmissionWorker, WorkerFailed
 from labkit.errors import ProtocolFault, StudentError
 
@@ -72,6 +75,63 @@ def test_the_next_test_starts_afresh(start: Start) -> None:
             assert lab.g() == 1
 
 
+NOTES = """
+import os
+def f():
+    for folder in ("/tmp", "/dev/shm"):
+        os.chdir(folder)
+        open("note", "w").write("from the last test")
+        os.symlink("/submission/code.py", "link")
+        os.mkdir("closed")
+        for _ in range(3000):
+            os.mkdir("deep")
+            os.chdir("deep")
+        open("note", "w").write("deep down")
+        os.chdir(folder)
+        os.mkdir("closed/inner", 0o000)
+        os.chmod("closed", 0o000)
+    return len(os.listdir("/tmp"))
+def g():
+    return sorted(os.listdir("/tmp") + os.listdir("/dev/shm"))
+"""
+
+
+def test_no_test_leaves_a_note_for_the_next(start: Start) -> None:
+    worker = start(NOTES)
+    events = len(worker.events)
+    for _ in range(2):
+        with worker.test() as lab:
+            assert lab.f() == 4
+        with worker.test() as lab:
+            assert lab.g() == []
+    assert len(worker.events) == events, "the sandbox had to be started again"
+
+
+def test_a_mess_too_large_to_remove_costs_only_its_sandbox(start: Start) -> None:
+    mess = "import os\ndef f():\n for i in range(400_000): os.symlink('x', f'/tmp/{i}')\n return 1\n"
+    worker = start(mess + "def g(): return len(os.listdir('/tmp'))")
+    # The file system or the processor's time may run out before all is there.
+    with worker.test() as lab, contextlib.suppress(StudentError, WorkerFailed):
+        lab.f()
+    with worker.test() as lab:
+        assert lab.g() == 0
+
+
+def test_emptying_follows_no_link_and_knows_its_limits(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    outside.mkdir()
+    (outside / "precious").write_text("mine")
+    (folder / "sub" / "sub").mkdir(parents=True)
+    for place in (folder, folder / "sub"):
+        (place / "link").symlink_to(outside)
+        (place / "file").write_text("x")
+    scratch.empty(str(folder))
+    assert list(folder.iterdir()) == [] and (outside / "precious").read_text() == "mine"
+    (folder / "file").write_text("x")
+    with pytest.raises(TimeoutError, match="emptied"):
+        scratch.empty(str(folder), seconds=-1.0)
+
+
 REFUSED = {
     "fork": "import os\ndef f(): os.fork()",
     "subprocess": "import subprocess\ndef f(): subprocess.run(['/bin/true'])",
@@ -128,7 +188,7 @@ def test_nothing_of_the_workbook_but_labkit_can_be_seen(start: Start) -> None:
         "/workbook/labkit",
         "/workbook/grader",
         "/workbook/.cache",
-        *(f"/workbook/grader/isolation/{name}.py" for name in ("worker", "wire", "seccomp")),
+        *(f"/workbook/grader/isolation/{name}.py" for name in ("worker", "wire", "scratch", "seccomp")),
     }
     assert "/submission/code.py" in seen and "/etc/passwd" not in seen
     assert not set(environment) & (

@@ -94,6 +94,30 @@ def test_pieces_of_a_stream_join_to_the_whole_even_where_bytes_are_no_text(small
     assert small.decode(ids) == theirs
 
 
+def test_the_bytes_of_all_tokens_spell_what_the_library_decodes(smollm2: Tokenizer) -> None:
+    vocabulary = smollm2.vocabulary_bytes()
+    assert len(vocabulary) == smollm2.vocab_size == 49152
+    backend = smollm2._backend
+    special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+    assert {index for index, data in enumerate(vocabulary) if data is None} == special
+    for index, data in enumerate(vocabulary):
+        assert data is None or data.decode(errors="replace") == backend.decode([index])
+    tricky = ["", "\0\t\r\n \x1f", "naïve 日本語 \u200d👩‍🚀", "\u00a0\u2028\ufeff", "e\u0301", "{\"a\": 1}\\"]
+    for text in [*tricky, *(known["text"] for known in known_texts())]:
+        ids = backend.encode(text, add_special_tokens=False).ids
+        if not special & set(ids):
+            assert b"".join(vocabulary[index] or b"" for index in ids) == text.encode()
+
+
+def test_a_model_may_have_more_ids_than_its_tokenizer(small: Tokenizer) -> None:
+    vocabulary = small.vocabulary_bytes()
+    assert vocabulary[:3] == [None, None, None] and b"hi" in vocabulary and len(vocabulary) == 300
+    assert small.vocabulary_bytes(304) == [*vocabulary, None, None, None, None]
+    assert small.vocabulary_bytes(300) == vocabulary
+    with pytest.raises(ValueError, match="size must be at least the vocabulary's 300, got 299"):
+        small.vocabulary_bytes(299)
+
+
 def test_a_character_of_several_tokens_appears_at_its_last_one(small: Tokenizer) -> None:
     ids = small.encode("a😀é")
     assert len(ids) == 7

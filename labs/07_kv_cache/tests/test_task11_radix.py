@@ -170,6 +170,10 @@ def test_what_a_hit_did_not_reach_stays_old(lab: Any) -> None:
     tree.insert([1, 2, 9], [5, 4])
     gone = tree.evict(9, anything)
     assert gone == [1, 3, 4, 0], f"evicted are {gone}, right is [1, 3, 4, 0]: only the front of the edge was used again"
+    tree = stored(lab, ([1, 2], [0]), ([7, 8], [1]), ([1, 2, 9], [5, 2]), block_size=2)
+    assert tree.evict(1, unused(1)) == [2], "block 1 is in use, and 2 the only other end of a leaf"
+    gone = tree.evict(2, anything)
+    assert gone == [1, 0], f"evicted are {gone}, right is [1, 0]: who was built on block 0 used it, after block 1"
 
 
 def test_blocks_in_use_keep_those_before_them(lab: Any) -> None:

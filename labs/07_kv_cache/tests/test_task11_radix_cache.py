@@ -136,6 +136,24 @@ def test_a_tail_that_is_continued_goes_back_to_the_pool(lab: Any) -> None:
     assert cache.handle.evict(9) == 3 and cache.pool.num_free() == 6, "everything can be evicted"
 
 
+def test_a_tail_can_grow_in_its_own_block(lab: Any) -> None:
+    cache = Cache(lab, num_blocks=4)
+    own = cache.pool.allocate(2)
+    for block in own:
+        cache.pool.share(block)
+    # A fork of 8 tokens was truncated to 6, cached and freed; the sequence itself knows the rest of the last block.
+    assert cache.handle.insert(PROMPT[:6], own) == 2, "the fork's whole block and its tail are new"
+    cache.drop(own)
+    took = cache.handle.insert(PROMPT[:8], own)
+    assert (took, cache.handle.num_cached, cache.owners(own)) == (1, 2, [2, 2]), (
+        f"the tail's block is taken for 4 tokens instead of 2: insert took {took}, {cache.handle.num_cached} are "
+        f"cached, owners are {cache.owners(own)}; sequence and cache own each block once"
+    )
+    assert cache.look([*PROMPT[:8], 1]) == (own, 8), "all of the block can be found now"
+    cache.drop(own)
+    assert cache.handle.evict(9) == 2 and cache.pool.num_free() == 4, "both blocks can be evicted"
+
+
 def test_adapters_and_salts_share_nothing(lab: Any) -> None:
     cache = Cache(lab, num_blocks=20)
     names: list[dict[str, str]] = [{}, {"salt": "x"}, {"adapter": "x"}, {"salt": ""}, {"adapter": "x", "salt": "x"}]
@@ -211,7 +229,8 @@ def test_refused_calls_leave_cache_and_pool_whole(lab: Any) -> None:
         ("a free block", PROMPT[:7], [own[0], free]),
         ("a free block behind a good one", [9, 9, 9, 9, 1], [own[2], free]),
         ("a block cached for other tokens", [9, 9], own[1:2]),
-        ("a cached tail for a longer one", PROMPT[:7], own[:2]),
+        ("a cached tail for other tokens", [*PROMPT[:5], 9, 9], own[:2]),
+        ("a cached tail for the next block", [*PROMPT[:6], 9, 9, 9], [own[0], own[2], own[1]]),
         ("one block twice", [9, 9, 9, 9, 8], [own[2], own[2]]),
         ("no tokens", [], []),
         ("a token -1", [1, 2, 3, -1], [own[2]]),
@@ -239,7 +258,7 @@ def test_random_schedules_read_only_their_own_prefix(lab: Any, first_seed: int) 
         schedule = RadixSchedule(lab, seed)
         schedule.run(40)
         hits, tails = hits + schedule.hit_blocks, tails + schedule.hit_tails
-    assert hits > 100 and tails > 20, f"only {hits} blocks were hit, and {tails} times one in part: match finds too little"
+    assert hits > 100 and tails > 20, f"{hits} blocks were hit, and {tails} times one in part: match finds too little"
 
 
 @pytest.mark.integration
