@@ -78,9 +78,9 @@ class TreeModel:
         mask = torch.zeros(len(ids), start + len(ids), dtype=torch.bool)
         mask[:, : start + count] = torch.ones(len(ids), start + count, dtype=torch.bool).tril(start)
         mask[count:, start + count :] = ancestor_mask(parents)
-        positions = torch.cat([torch.arange(start, start + count), tree_positions(parents, start + count)])
+        places = torch.cat([torch.arange(start, start + count), tree_positions(parents, start + count)])
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
             self._keys[layer] = torch.cat([self._keys[layer], k], 2)
             self._values[layer] = torch.cat([self._values[layer], v], 2)
             return torch.nn.functional.scaled_dot_product_attention(
@@ -88,7 +88,7 @@ class TreeModel:
             )
 
         with torch.no_grad():
-            logits = self._decoder(torch.tensor([ids]), positions, attend)
+            logits = self._decoder(torch.tensor([ids]), places, attend)
         self._num_drafts = len(drafts)
         return logits[0]
         # END SOLUTION
