@@ -13,6 +13,7 @@ from torch import Tensor
 from labkit.config import ModelConfig
 from labkit.decoder import Decoder, full_attention, random_weights
 from labkit.protocols import CachedModel, KVStore, Spec
+from labkit.transformers_model import TransformersModel, build_transformers_model
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,30 @@ class Recomputed(Spec):
             return decoder(ids, torch.arange(len(tokens)), full_attention)[0]
 
         return _TokenList(decoder.config.vocab_size, self.capacity, logits)
+
+
+@dataclass(frozen=True)
+class Cached(Spec):
+    """A `CachedModel` on transformers' own cache, for labs that build on one.
+
+    Args:
+        decoder: spec of the decoder whose weights it runs.
+        capacity: tokens it agrees to remember.
+    """
+
+    decoder: TinyLlama | Checkpoint
+    capacity: int
+
+    def build(self) -> CachedModel:
+        """A model that computes each token once."""
+        decoder = self.decoder if isinstance(self.decoder, Decoder) else self.decoder.build()
+        return TransformersModel(_transformers_model(decoder), self.capacity)
+
+
+@lru_cache(maxsize=2)
+def _transformers_model(decoder: Decoder) -> Any:
+    """Made once for each decoder, so that sequences of a checkpoint share it."""
+    return build_transformers_model(decoder.config, decoder.weights, decoder.dtype)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grader.judge.numerics import check_form, error_bound, largest_error
 from labkit.config import ModelConfig
+from labkit.transformers_model import build_transformers_model
 
 MOST_TIES = 0.001
 
@@ -52,27 +53,11 @@ class Oracle:
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-        # Imported here since it takes seconds, and most suites need no oracle.
-        import transformers
-
-        entries: dict[str, Any] = config.to_huggingface()
-        settings = transformers.AutoConfig.for_model(entries.pop("model_type"), **entries)
-        with torch.device("meta"):  # the random weights of a new model would take seconds and be thrown away
-            model = transformers.AutoModelForCausalLM.from_config(
-                settings, attn_implementation="sdpa", dtype=torch.float64
-            )
-        doubles = {name: tensor.double() for name, tensor in weights.items()}
-        result = model.load_state_dict(doubles, strict=False, assign=True)
-        absent = [name for name in result.missing_keys if not (config.tie_embeddings and name == "lm_head.weight")]
-        if absent or result.unexpected_keys:
-            raise ValueError(f"weights do not fit: missing {absent}, unknown {result.unexpected_keys}")
-        model.tie_weights()
-        # The frequencies of RoPE are no weights: they have to be computed again off the meta device.
-        model.model.rotary_emb = type(model.model.rotary_emb)(config=settings)
+        model = build_transformers_model(config, weights, torch.float64)
         for module in model.modules():
             if type(module).__name__.endswith("RMSNorm"):
                 module.forward = partial(_rms_norm, module.weight, config.norm_eps)
-        self._model = model.eval()
+        self._model = model
 
     def logits(self, tokens: list[int]) -> Tensor:
         """float64 `[len(tokens), vocab_size]` of a whole sequence, recomputed from its first token."""

@@ -1,0 +1,200 @@
+"""Task 8: trees on a real decoder: each path as if it were alone, and whole texts."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grader.judge.distributions import chi_square
+from grader.judge.numerics import check_close, check_form
+from grader.judge.refusal import check_refused
+from labkit.config import ModelConfig
+from labkit.decoder import Decoder, full_attention, random_weights
+from labkit.distribution import token_distribution
+from labkit.drafting import DraftTree, Speculation
+from labkit.sampling_params import SamplingParams
+from labkit.scripted_drafter import ScriptedTreeDrafter
+from labkit.specs import TinyLlama
+
+pytestmark = pytest.mark.task(8)
+
+CONFIG = ModelConfig.tiny(num_layers=2)
+TEXT = [7, 0, 60, 31]
+DRAFTS, PARENTS = (5, 9, 31, 5, 44, 2), (-1, -1, 0, 0, 1, 2)
+PATHS = ((0,), (1,), (0, 2), (0, 3), (1, 4), (0, 2, 5))
+
+
+@cache
+def decoder(dtype: torch.dtype) -> Decoder:
+    """The judge's own copy of the model."""
+    return Decoder(CONFIG, random_weights(CONFIG, 1, dtype), dtype)
+
+
+def whole_run(tokens: list[int], dtype: torch.dtype = torch.float64) -> Tensor:
+    """Logits of a text that is read alone, `[tokens, vocab]`."""
+    return decoder(dtype)(torch.tensor([tokens]), torch.arange(len(tokens)), full_attention)[0]
+
+
+def check_rows(what: str, got: Tensor, tokens: list[int], rows: int, advice: str) -> None:
+    """The last rows of a text's logits."""
+    right = whole_run(tokens)[-rows:]
+    plain = whole_run(tokens, torch.float32)[-rows:]
+    scale = float(right.abs().max())
+    check_close(what, got, right, scale=scale, dtype=torch.float32, plain=plain, advice=advice)
+
+
+def greedy_text(prompt: list[int], count: int) -> list[int]:
+    """What the target writes alone."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(whole_run(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def model(lab: Any, capacity: int = 60) -> Any:
+    """A target that reads trees."""
+    return lab.TreeModel(TinyLlama(CONFIG, 1), capacity)
+
+
+def test_each_path_reads_as_if_it_were_alone(lab: Any) -> None:
+    for before in ([], [3, 3, 50]):
+        target = model(lab)
+        if before:
+            target.append(before)
+        logits = target.append(TEXT, DRAFTS, PARENTS)
+        check_form("the logits of text and tree", logits, (10, CONFIG.vocab_size), torch.float32)
+        check_rows("the text before the tree", logits[:4], [*before, *TEXT], 4, "The text sees no draft.")
+        for index, path in enumerate(PATHS):
+            alone = [*before, *TEXT, *(DRAFTS[i] for i in path)]
+            advice = "A draft sees the text, its ancestors and itself, at the position that it has in its own text."
+            check_rows(f"draft {index}, path {path}", logits[4 + index : 5 + index], alone, 1, advice)
+        assert target.length == len(before) + 10, f"text and drafts are remembered, length is {target.length}"
+
+
+def test_a_kept_path_becomes_the_text(lab: Any) -> None:
+    for path in (*PATHS, ()):
+        target = model(lab)
+        target.append(TEXT, DRAFTS, PARENTS)
+        target.keep(path)
+        text = [*TEXT, *(DRAFTS[i] for i in path)]
+        assert target.length == len(text), f"the text and {len(path)} drafts stay, length is {target.length}"
+        logits = target.append([1, 2], (8, 9), (-1, 0))
+        check_rows(f"after keeping {path}", logits, [*text, 1, 2, 8, 9], 4, "Only kept drafts, in their order, stay.")
+
+
+def test_refused_calls_leave_the_model_whole(lab: Any) -> None:
+    target = model(lab, 12)
+    target.append(TEXT, DRAFTS, PARENTS)
+    check_refused("new tokens while drafts are there", lambda: target.append([1]))
+    for path in ((6,), (-1,), (2, 0), (0, 0)):
+        check_refused(f"keeping {path}", lambda chosen=path: target.keep(chosen))
+    assert target.length == 10, f"refused calls must change nothing, length is {target.length}"
+    target.keep((0, 3))
+    check_refused("seven tokens where six fit", lambda: target.append([1, 2], (3, 4, 5, 6, 7), (-1, -1, -1, -1, -1)))
+    check_refused("no tokens", lambda: target.append([]))
+    check_refused("an id outside", lambda: target.append([1], (61,), (-1,)))
+    check_refused("two drafts, one parent", lambda: target.append([1], (3, 4), (-1,)))
+    logits = target.append([1], (3, 4), (-1, -1))
+    check_rows("after refused calls", logits[:1], [*TEXT, 5, 5, 1], 1, "Refused calls change nothing.")
+
+
+class Trees:
+    """A drafter that knows the target's text and surrounds it with wrong guesses.
+
+    Args:
+        depth: generations of its trees.
+        right: whether its trees hold the target's text at all.
+    """
+
+    def __init__(self, depth: int, right: bool = True) -> None:
+        self.depth, self.right = depth, right
+        self.asked: list[int] = []
+
+    def spec(self) -> ScriptedTreeDrafter:
+        """The argument to pass to the lab in place of a drafter."""
+        return ScriptedTreeDrafter(self.propose)
+
+    def propose(self, text: list[int], most: int, draws: list[float]) -> DraftTree:
+        """In each generation a wrong guess, then the right one, which the next generation follows."""
+        self.asked.append(most)
+        tokens: list[int] = []
+        parents: list[int] = []
+        node = -1
+        for token in greedy_text(text, self.depth):
+            tokens += [(token + 1) % CONFIG.vocab_size, token if self.right else (token + 2) % CONFIG.vocab_size]
+            parents += [node, node]
+            node = len(tokens) - 1
+        return DraftTree(tuple(tokens), tuple(parents))
+
+
+def test_text_from_trees_is_the_target_s_own(lab: Any) -> None:
+    text = greedy_text(TEXT, 9)
+    for depth, right, rounds in ((3, True, [(6, 3, 4), (6, 3, 4), (0, 0, 1)]), (1, True, None), (2, False, None)):
+        trees = Trees(depth, right)
+        got = lab.speculate_tree(model(lab), trees.spec(), TEXT, 9)
+        assert isinstance(got, Speculation), f"speculate_tree must return a Speculation, got {type(got).__name__}"
+        assert list(got.tokens) == text, f"trees of depth {depth}: {list(got.tokens)}, alone the target writes {text}"
+        if rounds:
+            seen = [(r.drafted, r.accepted, r.emitted) for r in got.rounds]
+            assert seen == rounds, f"rounds as (drafted, accepted, emitted): {seen}, should be {rounds}"
+            assert trees.asked == [8, 4], f"with 9 and 5 tokens to go the depths are 8 and 4, not {trees.asked}"
+
+
+def test_a_text_from_trees_ends_inside_a_round(lab: Any) -> None:
+    text = greedy_text(TEXT, 12)
+    for count in range(1, 7):
+        target = model(lab, 40)
+        got = lab.speculate_tree(target, Trees(4).spec(), TEXT, count)
+        assert list(got.tokens) == text[:count], f"{count} tokens were asked for: {list(got.tokens)}"
+        assert target.length == len(TEXT) + count - 1, (
+            f"the last token of the text is never read, drafted or not: length {target.length} after {count} tokens"
+        )
+    for place in range(6):
+        first = text.index(text[place])
+        target = model(lab, 40)
+        got = lab.speculate_tree(target, Trees(4).spec(), TEXT, 12, stop_tokens=(text[place],))
+        assert list(got.tokens) == text[: first + 1], f"stop token {text[place]}: {list(got.tokens)}"
+        assert target.length == len(TEXT) + first, f"junk behind the stop token stayed: length {target.length}"
+
+
+def test_sampled_text_from_trees_follows_the_target(lab: Any) -> None:
+    # The first two tokens of 250 texts against the target's own law, in bins of probability 1/6 or so. Right code
+    # fails with probability alpha for each of the two.
+    alpha, runs = 1e-6, 250
+    settings = SamplingParams(temperature=0.7, top_k=6)
+    law = token_distribution(whole_run(TEXT)[-1:], settings)[0]
+    likely = law.argsort(descending=True)[:6].tolist()
+
+    def propose(text: list[int], most: int, draws: list[float]) -> DraftTree:
+        return DraftTree((likely[0], likely[1], likely[2], likely[0]), (-1, -1, 0, 0))
+
+    firsts, seconds = [], {token: [] for token in likely}
+    for seed in range(runs):
+        got = lab.speculate_tree(
+            model(lab), ScriptedTreeDrafter(propose), TEXT, 3, SamplingParams(temperature=0.7, top_k=6, seed=seed)
+        )
+        firsts.append(got.tokens[0])
+        seconds.setdefault(got.tokens[0], []).append(got.tokens[1])
+    result = chi_square(torch.tensor(firsts), law)
+    assert result.p_value > alpha, f"first tokens of {runs} texts don't follow the target: p-value {result.p_value:.1e}"
+    second = token_distribution(whole_run([*TEXT, likely[0]])[-1:], settings)[0]
+    result = chi_square(torch.tensor(seconds[likely[0]]), second)
+    assert result.p_value > alpha, f"second tokens after {likely[0]} don't: p-value {result.p_value:.1e}"
+
+
+@pytest.mark.integration
+def test_your_own_tree_runs_on_your_own_model(lab: Any) -> None:
+    target, text = model(lab), list(TEXT)
+    logits = target.append(text, (5, 9, 9), (-1, -1, 0))
+    for _ in range(4):
+        rows = logits[-4:].double().softmax(-1)
+        drafts = (5, 9, 9)
+        path, token = lab.verify_tree(rows, DraftTree(drafts, (-1, -1, 0)), torch.full((4, 2), 0.999).double())
+        target.keep(path)
+        text += [*(drafts[i] for i in path), token]
+        logits = target.append([token], drafts, (-1, -1, 0))
+        check_rows("the text that came out", logits[:1], text, 1, "What was kept must read like the text itself.")

@@ -1,0 +1,1 @@
+"""The reference for lab 14: speculative decoding."""

@@ -1,0 +1,106 @@
+"""Task 8c: the loop of task 3 with trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from labkit.checks import check_count, check_tokens
+from labkit.distribution import token_distribution
+from labkit.drafting import DraftTree, Round, Speculation, TreeDrafter
+from labkit.randomness import uniform
+from labkit.sampling_params import SamplingParams
+
+from .tree import tree_positions, verify_tree
+from .tree_model import TreeModel
+
+Distribution = Callable[[Tensor, SamplingParams], Tensor]
+
+GREEDY = SamplingParams(temperature=0.0)
+PLACE = 1 << 16
+"""Random numbers of one place of the text: more than a tree has drafts."""
+
+
+def speculate_tree(
+    target: TreeModel,
+    drafter: TreeDrafter,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    params: SamplingParams = GREEDY,
+    stop_tokens: Collection[int] = (),
+    distribution: Distribution = token_distribution,
+) -> Speculation:
+    """Generate as the target alone would, with a tree of drafts in each pass.
+
+    A round that begins at place n of the generated text uses `uniform(seed, n * PLACE + 2 * row + use)`, where row is
+    a row of `verify_tree`'s uniforms and use is 0 to judge and 1 to draw. The drafter is given
+    `uniform(seed, n * PLACE + PLACE // 2 + i)` for its draws i = 0, 1, ... up to 63.
+
+    Args:
+        target: empty, or it remembers what comes before the prompt.
+        drafter: called as `propose_tree(prompt + generated, max_depth, uniforms)`; drafts deeper than `max_depth`, or
+            with an ancestor so deep, are left out, since the text ends before them.
+        prompt: token ids, at least one.
+        max_new_tokens: the most tokens to generate.
+        params: how the target's tokens are drawn; temperature 0 by default.
+        stop_tokens: ids that end the text, wherever in a round they come up.
+        distribution: called as `distribution(logits, params)`.
+
+    Returns:
+        The tokens and the rounds; `drafted` counts the drafts of the whole tree.
+
+    Raises:
+        ValueError: an empty prompt, ids outside the vocabulary, a count that is no int of at least 1, or a text that
+            exceeds the target's capacity. Nothing has run then. Later, if a tree itself exceeds it.
+    """
+    ids = check_tokens("prompt", prompt, target.vocab_size)
+    check_count("max_new_tokens", max_new_tokens, 1)
+    if target.length + len(ids) + max_new_tokens - 1 > target.capacity:
+        raise ValueError(
+            f"{target.length} remembered tokens, a prompt of {len(ids)} and {max_new_tokens} new tokens exceed the "
+            f"capacity of {target.capacity}"
+        )
+    # BEGIN SOLUTION
+    text, generated, rounds = list(ids), list[int](), list[Round]()
+    pending = ids
+    while True:
+        base, depth = len(generated) * PLACE, max_new_tokens - len(generated) - 1
+        draws = [uniform(params.seed, base + PLACE // 2 + i) for i in range(64)]
+        tree = _pruned(drafter.propose_tree(list(text), depth, draws) if depth else DraftTree((), ()), depth)
+        logits = target.append(pending, tree.tokens, tree.parents)[len(pending) - 1 :]
+        rows = range(len(tree.tokens) + 1)
+        numbers = [[uniform(params.seed, base + 2 * row + use) for use in (0, 1)] for row in rows]
+        path, own = verify_tree(distribution(logits, params), tree, torch.tensor(numbers, dtype=torch.float64))
+        emitted = [*(tree.tokens[index] for index in path), own]
+        ends = [i for i, token in enumerate(emitted, start=1) if token in stop_tokens]
+        count = min([*ends, len(emitted)])
+        generated += emitted[:count]
+        text += emitted[:count]
+        rounds.append(Round(len(tree.tokens), min(len(path), count), count))
+        ended = bool(ends) or len(generated) == max_new_tokens
+        # The last token of the text is never read: a round that a kept draft ended leaves that draft out.
+        target.keep(path[: count - 1])
+        if ended:
+            return Speculation(tuple(generated), tuple(rounds))
+        pending = text[-1:]
+    # END SOLUTION
+
+
+# BEGIN SOLUTION
+def _pruned(tree: DraftTree, depth: int) -> DraftTree:
+    """The drafts that the text has room for; a draft goes with its ancestors."""
+    places = tree_positions(tree.parents, 1).tolist()
+    kept = [index for index, place in enumerate(places) if place <= depth]
+    if len(kept) == len(places):
+        return tree
+    new = {-1: -1, **{old: index for index, old in enumerate(kept)}}
+    return DraftTree(
+        tuple(tree.tokens[index] for index in kept),
+        tuple(new[tree.parents[index]] for index in kept),
+        None if tree.probs is None else tree.probs[kept],
+    )
+
+
+# END SOLUTION
