@@ -62,6 +62,7 @@ test: setup ## Every test: the workbook's own, the labs on the reference, compil
 	$(PYTEST) labs/06_kernels/tests -q --impl solutions
 	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults --cards 120
 	$(PYTEST) labs/07_kv_cache/tests -q --impl solutions
+	$(PYTEST) labs/14_speculative/tests -q --impl solutions
 	$(PY) -m grader self-check
 
 evidence: setup ## The long proofs with fresh seeds, and the strength of every lab [EVIDENCE=quick]
