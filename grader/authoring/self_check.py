@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shutil
 import subprocess
@@ -105,10 +106,30 @@ def _interface_faults(manifest: Manifest) -> Iterator[str]:
         if not isinstance(node, ast.ClassDef):
             yield f"lab {manifest.id}: the interface has the class {name}, which solutions' {cls.module}.py lacks"
             continue
-        members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        members = _members(node, trees[cls.module])
         for member in (*cls.methods, *cls.properties):
             if member not in members:
                 yield f"lab {manifest.id}: the interface has {name}.{member}, which solutions' {cls.module}.py lacks"
+
+
+def _members(node: ast.ClassDef, tree: ast.Module) -> set[str]:
+    """What a class defines, and what it inherits from classes of its own module and from given ones in labkit."""
+    names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+    siblings = {item.name: item for item in tree.body if isinstance(item, ast.ClassDef)}
+    homes = {
+        alias.name: item.module
+        for item in tree.body
+        if isinstance(item, ast.ImportFrom) and (item.module or "").startswith("labkit.")
+        for alias in item.names
+    }
+    for base in node.bases:
+        if not isinstance(base, ast.Name):
+            continue
+        if base.id in siblings:
+            names |= _members(siblings[base.id], tree)
+        elif home := homes.get(base.id):
+            names |= set(dir(getattr(importlib.import_module(home), base.id)))
+    return names
 
 
 def stub_faults(manifest: Manifest) -> Iterator[str]:

@@ -151,3 +151,18 @@ def test_reading_sizes_gives_nothing_away(line: str, telling: bool) -> None:
     body = f"{line}\n        pass" if line.endswith(":") else line
     solution = SOLUTION.replace("return a * 12345 + sum(range(a)) - 7", body)
     assert bool(list(leaks(solution, f"{STUB}{line}\n"))) == telling
+
+
+def test_inherited_members_count_as_there(halves: Manifest) -> None:
+    source = halves.solutions / "boxes.py"
+    text = source.read_text(encoding="utf-8")
+    given = "from labkit.paged_scheduler import PagedScheduler\nclass Shelf(PagedScheduler): pass\nclass Bin(Box): pass\n"
+    source.write_text(text + "\n\n" + given, encoding="utf-8")
+    box = halves.interface.classes["Box"]
+    classes = {
+        "Box": box,
+        "Bin": box,
+        "Shelf": replace(box, methods=("remove",), properties=("no_such",)),
+    }
+    faults = list(manifest_faults(replace(halves, interface=Interface({"half": "numbers"}, classes))))
+    assert len(faults) == 1 and "Shelf.no_such" in faults[0], faults

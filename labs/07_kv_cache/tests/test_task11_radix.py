@@ -1,4 +1,4 @@
-"""Task 11a: the tree: the longest prefix token by token, edges that part in the right places, leaves that go in order."""
+"""Task 11a: the tree: the longest prefix to the token, edges that part in the right places, leaves that go in order."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def test_what_a_hit_did_not_reach_stays_old(lab: Any) -> None:
     tree.touch([1, 2, 3, 9])
     gone = tree.evict(9, anything)
     assert gone == [2, 3, 4, 1, 0], (
-        f"of three blocks 0, 1, 2 the first and half of the second were used again, then 3 and 4 are older: evicted are "
-        f"{gone}, right is [2, 3, 4, 1, 0]"
+        f"of three blocks 0, 1, 2 the first and half of the second were used again, then 3 and 4 are older: evicted "
+        f"are {gone}, right is [2, 3, 4, 1, 0]"
     )
     tree = stored(lab, ([1, 2, 3, 4], [0, 1]), ([7, 8], [2]), block_size=2)
     tree.insert([1, 2, 3, 4], [5, 6])
