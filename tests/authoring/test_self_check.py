@@ -156,7 +156,10 @@ def test_reading_sizes_gives_nothing_away(line: str, telling: bool) -> None:
 def test_inherited_members_count_as_there(halves: Manifest) -> None:
     source = halves.solutions / "boxes.py"
     text = source.read_text(encoding="utf-8")
-    given = "from labkit.paged_scheduler import PagedScheduler\nclass Shelf(PagedScheduler): pass\nclass Bin(Box): pass\n"
+    given = (
+        "from labkit.paged_scheduler import PagedScheduler\n"
+        "class Shelf(PagedScheduler): pass\nclass Bin(Box): pass\n"
+    )
     source.write_text(text + "\n\n" + given, encoding="utf-8")
     box = halves.interface.classes["Box"]
     classes = {
