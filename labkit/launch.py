@@ -56,8 +56,14 @@ def interpreting() -> bool:
 
 
 def use_interpreter() -> None:
-    """Switches the interpreter on for this process, before Triton is imported, unless the caller has decided."""
+    """Switches the interpreter on for this process, before Triton is imported, unless the caller has decided.
+
+    Raises:
+        ModuleNotFoundError: there is no Triton; the text says what to do.
+    """
     os.environ.setdefault(VARIABLE, "1")
+    if (fault := triton_fault()) and "triton" not in sys.modules:
+        raise ModuleNotFoundError(fault, name="triton")
 
 
 def _library_is_interpreted() -> bool:
