@@ -129,7 +129,7 @@ def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
             f"{name} was given {narrow[0]} on a CPU, where Triton's interpreter computes garbage in bf16; "
             "use float32 or float16 here, and bf16 on a GPU"
         )
-    from labkit.instruments.recorder import run_interpreted
+    from labkit.instruments.interpreted import run_interpreted
 
     run_interpreted(kernel, grid, args, meta)
 
