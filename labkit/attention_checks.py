@@ -9,7 +9,7 @@ from torch import Tensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 128
-"""What the tiles of all kernels are sized for; twice as many would not fit into a small card in fp32."""
+"""What tiles are sized for; with twice as many channels, fp32 ones outgrow a small card's shared memory."""
 MIN_TILE = 16
 """Matrix units multiply 16 rows at least; the interpreter would take fewer, and a GPU refuse them."""
 MAX_TILE = 256

@@ -56,8 +56,14 @@ def interpreting() -> bool:
 
 
 def use_interpreter() -> None:
-    """Switches the interpreter on for this process, before Triton is imported, unless the caller has decided."""
+    """Switches the interpreter on for this process, before Triton is imported, unless the caller has decided.
+
+    Raises:
+        ModuleNotFoundError: there is no Triton; the text says what to do.
+    """
     os.environ.setdefault(VARIABLE, "1")
+    if (fault := triton_fault()) and "triton" not in sys.modules:
+        raise ModuleNotFoundError(fault, name="triton")
 
 
 def _library_is_interpreted() -> bool:
@@ -123,7 +129,7 @@ def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
             f"{name} was given {narrow[0]} on a CPU, where Triton's interpreter computes garbage in bf16; "
             "use float32 or float16 here, and bf16 on a GPU"
         )
-    from labkit.instruments.recorder import run_interpreted
+    from labkit.instruments.interpreted import run_interpreted
 
     run_interpreted(kernel, grid, args, meta)
 

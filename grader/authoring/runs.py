@@ -205,7 +205,7 @@ def _preload(manifest: Manifest) -> None:
     """Imports what the suite will want, but computes nothing."""
     if manifest.interpreter:
         use_interpreter()
-        importlib.import_module("labkit.instruments.recorder")
+        importlib.import_module("labkit.instruments.observation")
     texts = [path.read_text(encoding="utf-8") for path in manifest.tests_folder.glob("*.py")]
     wants_oracle = any("grader.judge.oracle" in text or "import transformers" in text for text in texts)
     for name in (*_HEAVY, *(_OF_THE_ORACLE if wants_oracle else ())):

@@ -46,7 +46,7 @@ def main(control_fd: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     lab = json.loads(control.recv(1 << 20))
     if lab["kernels"]:
-        importlib.import_module("labkit.instruments.recorder")  # and with it Triton
+        importlib.import_module("labkit.instruments.observation")  # and with it Triton
     if lab["filter"]:
         import pyseccomp  # noqa: F401  (finding the library starts a process, which children may not)
     control.send(b'{"ready": true}')

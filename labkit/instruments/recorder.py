@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -28,15 +27,15 @@ from triton.runtime.errors import InterpreterError
 from labkit.errors import exception_chain
 from labkit.instruments.access_log import AccessLog, Flag, Launch, ProgramId, StrayAccess
 from labkit.instruments.address_space import AddressSpace, Region, distinct
+from labkit.instruments.arithmetic import ArithmeticWatch
 from labkit.instruments.patching import replaced
-from labkit.instruments.portability import bf16_fault, dot_k_fault, missing_other_fault, overflow_fault, poison
+from labkit.instruments.portability import missing_other_fault, poison
 
 Operation = Literal["load", "store", "atomic"]
 Handle = interpreter.TensorHandle
 
 _ACTIVE: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 _OFFSETS_SHOWN = 6
-_OVERFLOW = re.compile(r"(int\d+) overflow detected")
 _builder = interpreter.interpreter_builder
 
 
@@ -65,30 +64,9 @@ class KernelFailed(RuntimeError):
     """A kernel that did not get to its end; the text names it, the exception behind this one says why."""
 
 
-def run_interpreted(kernel: Any, grid: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-    """Launches a kernel in the interpreter, under the active recorder or else under one that stops at faults.
-
-    Raises:
-        KernelFailed: the kernel raised, or reached outside its tensors.
-    """
-    kernel, meta = _untuned(kernel, meta)
-    with contextlib.nullcontext() if _ACTIVE.get() is not None else Recorder(strict=True):
-        kernel[grid](*args, **meta)
-
-
-def _untuned(kernel: Any, meta: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The kernel itself, and its parameters with what the first configuration of its tuner adds: time tells nothing
-    here."""
-    while not isinstance(kernel, interpreter.InterpretedFunction):
-        if not hasattr(kernel, "fn"):
-            raise RuntimeError(
-                f"{getattr(kernel, '__name__', kernel)} was compiled for a GPU: its module was imported before the "
-                "interpreter was switched on"
-            )
-        if configs := getattr(kernel, "configs", None):
-            meta = {**configs[0].kwargs, **meta}
-        kernel = kernel.fn
-    return kernel, meta
+def watching() -> bool:
+    """Whether a recorder is active."""
+    return _ACTIVE.get() is not None
 
 
 class Recorder:
@@ -120,6 +98,7 @@ class Recorder:
         self._file = ""
         self.launching = False
         self._language_is_patched = False
+        self._arithmetic = ArithmeticWatch(self._flag)
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> Recorder:
@@ -161,22 +140,16 @@ class Recorder:
         yield interpreter.GridExecutor, "__call__", self._launching(interpreter.GridExecutor.__call__)
         yield interpreter, "_implicit_cvt", self._addressing(interpreter._implicit_cvt)
         yield interpreter, "_patch_lang", self._patching(interpreter._patch_lang)
-        yield interpreter.ReduceOps, "apply", self._reducing(interpreter.ReduceOps.apply)
-        yield interpreter.ScanOps, "apply", self._reducing(interpreter.ScanOps.apply)
-        yield interpreter.interpreter_semantic, "device_assert", self._asserting
         yield _builder, "create_load", self._load_unmasked
         yield _builder, "create_masked_load", self._load
         yield _builder, "create_store", self._store_unmasked
         yield _builder, "create_masked_store", self._store
         yield _builder, "create_atomic_rmw", self._atomic_rmw
         yield _builder, "create_atomic_cas", self._atomic_cas
-        yield _builder, "create_dot", self._dot
-        yield _builder, "cast_impl", self._cast
+        yield from self._arithmetic.replacements()
         if self._strict:
             # Triton computes every integer operation twice to find overflows, which only a record has a place for.
             yield _builder, "options", dataclasses.replace(_builder.options, sanitize_overflow=False)
-        for name in ("binary_op", "unary_op", "create_fma"):
-            yield _builder, name, self._arithmetic(getattr(interpreter.InterpreterBuilder, name))
 
     # One launch
 
@@ -189,7 +162,7 @@ class Recorder:
             try:
                 original(executor, *args, **kwargs)
             except InterpreterError as error:
-                root = [link for link in exception_chain(error) if not isinstance(link, InterpreterError)][-1]
+                root = next(link for link in exception_chain(error) if not isinstance(link, InterpreterError))
                 if isinstance(root, KernelFailed):
                     raise root from None
                 at = f"line {self._line_of(root)}, program {_builder.grid_idx}"
@@ -271,13 +244,15 @@ class Recorder:
         return original(_builder, real, value, Handle(lanes, tl.int1), cache, eviction)
 
     def _atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, semantic: Any, scope: Any) -> Any:
-        self._check_bf16("an atomic operation", value)
+        self._arithmetic.check_bf16("an atomic operation", value)
         lanes, real = self._access("atomic", pointers, mask)
         original = interpreter.InterpreterBuilder.create_atomic_rmw
         return original(_builder, operation, real, value, Handle(lanes, tl.int1), semantic, scope)
 
     def _atomic_cas(self, pointers: Any, compared: Any, value: Any, semantic: Any, scope: Any) -> Any:
-        _, real = self._access("atomic", pointers, None)
+        lanes, real = self._access("atomic", pointers, None)
+        if not lanes.all():  # it has no mask by which to leave stray lanes out
+            raise KernelFailed(str(next(reversed(self._stray.values()))))
         return interpreter.InterpreterBuilder.create_atomic_cas(_builder, real, compared, value, semantic, scope)
 
     def _access(self, operation: Operation, pointers: Any, mask: Any) -> tuple[np.ndarray, Any]:
@@ -341,53 +316,9 @@ class Recorder:
 
     def _flag(self, kind: str, text: str) -> None:
         line = self._line()
+        if self._strict and kind == "bf16":
+            raise KernelFailed(f"{self._kernel}, line {line}: {text}")
         self._flags.setdefault((kind, self._kernel, line), Flag(kind, self._kernel, line, _builder.grid_idx, text))
-
-    def _check_bf16(self, operation: str, *operands: Any) -> None:
-        if all(operand.dtype.scalar != tl.bfloat16 for operand in operands):
-            return
-        if self._strict:
-            raise KernelFailed(f"{self._kernel}, line {self._line()}: {bf16_fault(operation)}")
-        self._flag("bf16", bf16_fault(operation))
-
-    # Arithmetic
-
-    def _dot(self, a: Any, b: Any, accumulator: Any, precision: Any, imprecise: Any) -> Any:
-        self._check_bf16("tl.dot", a, b)
-        if fault := dot_k_fault(a.dtype.scalar.primitive_bitwidth, a.data.shape[-1]):
-            self._flag("dot_k", fault)
-        return interpreter.InterpreterBuilder.create_dot(_builder, a, b, accumulator, precision, imprecise)
-
-    def _cast(self, value: Any, target: Any) -> Any:
-        kinds = {value.dtype.scalar, target.scalar}
-        if tl.bfloat16 in kinds and not kinds <= {tl.bfloat16, tl.float32}:
-            self._check_bf16("a conversion past float32", Handle(value.data, value.dtype), Handle(value.data, target))
-        return interpreter.InterpreterBuilder.cast_impl(_builder, value, target)
-
-    def _arithmetic(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def compute(*arguments: Any) -> Any:
-            self._check_bf16("arithmetic", *(value for value in arguments if isinstance(value, Handle)))
-            return original(_builder, *arguments)
-
-        return compute
-
-    def _reducing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(operation: Any, values: Any) -> Any:
-            given = values if isinstance(values, tuple) else (values,)
-            self._check_bf16("a reduction", *(value.handle for value in given if isinstance(value, tl.tensor)))
-            return original(operation, values)
-
-        return apply
-
-    def _asserting(self, condition: Any, message: str, mask: Any) -> Any:
-        """Triton checks each integer operation of its own accord and hands the finding to an assertion."""
-        if found := _OVERFLOW.match(message):
-            if not condition.handle.data.all():
-                self._flag("int32_overflow", overflow_fault(found[1]))
-            return None
-        return type(interpreter.interpreter_semantic).device_assert(
-            interpreter.interpreter_semantic, condition, message, mask
-        )
 
 
 def _lanes(mask: Any) -> np.ndarray:

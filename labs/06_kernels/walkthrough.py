@@ -103,6 +103,8 @@ whole = (scores - scores.max()).exp().sum()
 right.axhline(float(whole), color=QUIET, linestyle=":", label="the whole row at once")
 right.set(title="total after each block", xlabel="blocks read")
 right.legend()
+for panel in (left, right):
+    panel.grid(True)
 
 # %% tags=["check"]
 check("06.1")
@@ -172,16 +174,15 @@ fused = {
     "SwiGLU": lambda: lab.swiglu(gate, gate.flip(0)),
 }
 axes = panels(1, height=2.4)
+axes.set(title=f"Bytes moved for {TOKENS} tokens of SmolLM2's widths, fp16", xlabel="KiB", xlim=(0, 300))
+axes.set_yticks(range(len(chains)), list(chains))
+axes.invert_yaxis()
 for line, (name, (numbers, launches)) in enumerate(chains.items()):
     apart, together = 2 * numbers / 1024, sum(counted(fused[name])) / 1024
     axes.barh(line - 0.2, apart, 0.36, color=FAINT)
     axes.barh(line + 0.2, together, 0.36, color=BLUE)
     axes.text(apart, line - 0.2, f"  {launches} kernels, {apart:.0f} KiB", va="center", size=8, color=QUIET)
     axes.text(together, line + 0.2, f"  1 kernel, {together:.0f} KiB", va="center", size=8)
-axes.set_yticks(range(len(chains)), list(chains))
-axes.invert_yaxis()
-axes.set_xlim(0, 1.2 * axes.get_xlim()[1])
-axes.set(title=f"Bytes moved for {TOKENS} tokens of SmolLM2's widths, fp16", xlabel="KiB")
 
 # %% tags=["check"]
 check("06.3")
@@ -239,9 +240,9 @@ right.grid(True)
 # %% [markdown]
 # Why the tile matters is best seen in the accesses themselves. Below, 64 queries and keys with a causal mask, time from
 # left to right, one column for each load of a tile of keys; the colour is the program that loads. Every program walks
-# through the keys from the start to its own diagonal. With query tiles of 16 there are four walks, with 32 two. The mask
-# leaves ten of sixteen loads in one case and six of eight in the other: small tiles follow the diagonal more closely,
-# and still load more.
+# through the keys from the start to its own diagonal. With query tiles of 16 there are four walks, with 32 two. The
+# mask leaves ten of sixteen loads in one case and six of eight in the other: small tiles follow the diagonal more
+# closely, and still load more.
 
 # %%
 def draw_walks(axes: Any, block_q: int) -> None:
@@ -288,6 +289,8 @@ right.plot(splits, [n * KV_HEADS for n in splits], "o-")
 right.axhline(132, color=QUIET, linestyle=":", label="multiprocessors of an H100")
 right.set(title="Programs that work side by side", xlabel="splits", yscale="log")
 right.legend()
+for panel in (left, right):
+    panel.grid(True, axis="y")
 
 # %% tags=["check"]
 check("06.8")
@@ -309,14 +312,16 @@ packed = [sum(lab.w4a16_traffic(m, 576, 1536, 64, 2, 2, False, 64, 64, 64)) for 
 half = [2 * (-(-m // 64) * 576 * 1536 + -(-576 // 64) * m * 1536 + m * 576) for m in counts]
 left.plot(counts, np.array(half) / 2**20, label="fp16 weights", color=RED)
 left.plot(counts, np.array(packed) / 2**20, label="4 bits, groups of 64", color=BLUE)
-left.set_xscale("log", base=2)
 left.set_yscale("log", base=2)
-left.set(title="MiB moved, tiles of 64 × 64", xlabel="rows")
+left.set_title("MiB moved, tiles of 64 × 64")
 left.legend()
 right.plot(counts, np.array(half) / np.array(packed), "o-")
-right.set_xscale("log", base=2)
-right.set(title="times fewer bytes", xlabel="rows", ylim=(0, 4))
 right.axhline(1, color=QUIET, linestyle=":")
+right.set(title="times fewer bytes", ylim=(0, 4))
+for panel in (left, right):
+    panel.set_xscale("log", base=2)
+    panel.set_xlabel("rows")
+    panel.grid(True)
 
 # %% tags=["check"]
 check("06.10")
@@ -329,5 +334,5 @@ check("06.11")
 #
 # Every task of the lab, and how far your files are.
 
-# %% tags=["check"]
+# %%
 progress("06")

@@ -291,8 +291,9 @@ def flash_attention_backward(
     _check_backward(q, k, v, out, log_sum_exp, grad_out)
     if (block_q is None) != (block_k is None):
         raise ValueError(f"give both block_q and block_k, or neither; got {block_q} and {block_k}")
-    tune = block_q is None
-    block_q, block_k = block_q or 32, block_k or 32
+    tune = block_q is None or block_k is None
+    if block_q is None or block_k is None:
+        block_q, block_k = 32, 32
     check_tile("block_q", block_q)
     check_tile("block_k", block_k)
     factor = score_scale(scale, q.shape[-1])
@@ -321,18 +322,12 @@ def flash_attention_backward(
         launch(query_kernel, lambda t: (triton.cdiv(num_queries, t["BLOCK_STAY"]), heads, batch), *query_side, **meta)
         launch(key_kernel, lambda t: (triton.cdiv(num_keys, t["BLOCK_STAY"]), kv_heads, batch), *key_side, **meta)
     else:
-        sides = (
-            (flash_query_grad_kernel, (triton.cdiv(num_queries, block_q), heads, batch), query_side, block_q, block_k),
-            (
-                flash_key_value_grad_kernel,
-                (triton.cdiv(num_keys, block_k), kv_heads, batch),
-                key_side,
-                block_k,
-                block_q,
-            ),
-        )
-        for kernel, grid, arguments, stay, passing in sides:
-            launch(kernel, grid, *arguments, **meta, BLOCK_STAY=stay, BLOCK_PASS=passing, num_stages=1)
+        grid = (triton.cdiv(num_queries, block_q), heads, batch)
+        tiles_given = dict(BLOCK_STAY=block_q, BLOCK_PASS=block_k, num_stages=1)
+        launch(flash_query_grad_kernel, grid, *query_side, **meta, **tiles_given)
+        grid = (triton.cdiv(num_keys, block_k), kv_heads, batch)
+        tiles_given = dict(BLOCK_STAY=block_k, BLOCK_PASS=block_q, num_stages=1)
+        launch(flash_key_value_grad_kernel, grid, *key_side, **meta, **tiles_given)
     return dq, dk, dv
 
 

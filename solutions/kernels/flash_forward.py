@@ -208,8 +208,9 @@ def flash_attention_forward(
     check_attention(q, k, v)
     if (block_q is None) != (block_k is None):
         raise ValueError(f"give both block_q and block_k, or neither; got {block_q} and {block_k}")
-    tune = block_q is None
-    block_q, block_k = block_q or 64, block_k or 32
+    tune = block_q is None or block_k is None
+    if block_q is None or block_k is None:
+        block_q, block_k = 64, 32
     check_tile("block_q", block_q)
     check_tile("block_k", block_k)
     factor = score_scale(scale, q.shape[-1])

@@ -8,6 +8,8 @@ import torch
 from grader.judge.numerics import check_close
 from labkit.client import LabClient
 from labkit.errors import StudentError, is_not_attempted
+from labkit.loader import LabPackage
+from tests.instruments.conftest import FOLDER
 
 
 def _message(lab: LabClient, name: str, *args: object) -> str:
@@ -49,6 +51,7 @@ def test_atomics_count_both_ways(local: LabClient) -> None:
     assert (counts.bytes_loaded, counts.bytes_stored) == (12, 12)
 
 
+@pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 @pytest.mark.parametrize("how", ["pointer", "descriptor"])
 def test_blocks_count_what_lies_in_the_tensor(local: LabClient, how: str) -> None:
     x = torch.arange(20.0).view(5, 4)
@@ -132,3 +135,21 @@ def test_nothing_stays_patched(local: LabClient) -> None:
     _message(local, "copy", torch.ones(8), 3, 8)
     assert "create_masked_load" not in vars(builder) and "device_assert" not in vars(semantic)
     assert interpreter.GridExecutor.__call__.__module__ == "triton.runtime.interpreter"
+
+
+def test_accesses_are_told_in_the_order_of_programs() -> None:
+    from labkit.instruments.recorder import Access, Recorder
+
+    package = LabPackage("lab97", FOLDER, ["kernels"])
+    package.mount()
+    accesses: list[Access] = []
+    with Recorder(strict=False, on_access=accesses.append):
+        package.module("kernels").copy(torch.arange(6.0), 1, 5)
+    package.unmount()
+    assert [(a.operation, a.tensor, a.program_id[0], a.offsets.tolist()) for a in accesses] == [
+        ("load", "x_ptr", 0, [1, 2, 3, 4]),
+        ("store", "y_ptr", 0, [0, 1, 2, 3]),
+        ("load", "x_ptr", 1, [5]),
+        ("store", "y_ptr", 1, [4]),
+    ]
+    assert len({a.line for a in accesses}) == 1 and {a.kernel for a in accesses} == {"copy_kernel"}
