@@ -58,4 +58,4 @@ def _lines(plan: Plan) -> list[str]:
         lines.append(f"{escape(path)}: [yellow]kept, since you changed it[/]; the course's version: {show}")
     current = sum(change.outcome is Outcome.CURRENT for change in plan.stubs)
     others = f"; of the course's other files {len(plan.written)} written, {len(plan.removed)} removed"
-    return [*lines, f"{current} of {len(plan.stubs)} files of yours are up to date{others if plan.revision else ''}"]
+    return [*lines, f"{current} of {len(plan.stubs)} files of yours were up to date{others if plan.revision else ''}"]

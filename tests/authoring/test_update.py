@@ -455,7 +455,7 @@ def test_the_command_says_what_it_does(course: Path, student: Path) -> None:
     code, said = run()
     assert code == 1 and "origin/main" in said and "<<<<<<<" in said and BACKUPS in said
     code, said = run()
-    assert code == 0 and "2 of 2 files of yours are up to date" in said
+    assert code == 0 and "2 of 2 files of yours were up to date" in said
     (student / ".git" / "MERGE_HEAD").write_text("x")
     code, said = run()
     assert code == 2 and "not updated" in said and "Traceback" not in said
