@@ -6,6 +6,7 @@ argument gets a stretch of 2⁵⁰ bytes to itself, in the middle of which it li
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,10 +84,28 @@ class AddressSpace:
         self.regions.append(region)
         return region
 
-    def region_of(self, address: int) -> Region | None:
-        """The argument that an address was computed from; None for a number that never was a pointer."""
-        index = (address >> _STRETCH_BITS) - 1
-        return self.regions[index] if 0 <= index < len(self.regions) else None
+    def split(self, addresses: Array, lanes: Array) -> Iterator[tuple[Region | None, Array]]:
+        """The tensors that an access goes to, and which lanes go to each.
+
+        Args:
+            addresses: of all lanes.
+            lanes: those that the mask lets through.
+
+        Yields:
+            A tensor and its lanes, a mask of the shape of `lanes`; None for numbers that never were a pointer.
+        """
+        active = addresses[lanes] >> np.uint64(_STRETCH_BITS)
+        if active.size == 0:
+            return
+        if active.min() == active.max():
+            yield self._region(int(active[0])), lanes.copy()
+            return
+        stretches = addresses >> np.uint64(_STRETCH_BITS)
+        for stretch in np.unique(active):
+            yield self._region(int(stretch)), lanes & (stretches == stretch)
+
+    def _region(self, stretch: int) -> Region | None:
+        return self.regions[stretch - 1] if 1 <= stretch <= len(self.regions) else None
 
 
 def distinct(addresses: Array, itemsize: int) -> int:

@@ -257,28 +257,34 @@ class Recorder:
 
     def _access(self, operation: Operation, pointers: Any, mask: Any) -> tuple[np.ndarray, Any]:
         """Counts and checks an access; returns the lanes that may go on, and their real addresses."""
-        lanes = np.ones(pointers.data.shape, dtype=bool) if mask is None else _lanes(mask)
-        active = pointers.data[lanes]
-        if active.size == 0:
-            return lanes, pointers
+        lanes = np.ones(pointers.data.shape, dtype=bool) if mask is None else _lanes(mask).copy()
+        real = pointers.data.copy()
+        # Nearly always one; a kernel may choose between the pointers of two tensors lane by lane.
+        for region, chosen in self._space.split(pointers.data, lanes):
+            if region is None:
+                raise KernelFailed(
+                    f"{self._kernel}, line {self._line()}: program {_builder.grid_idx} {operation}s at an address that "
+                    "comes from none of its tensors"
+                )
+            lanes[chosen] &= self._access_region(operation, region, pointers, chosen, masked=mask is not None)
+            real[chosen] = region.to_real(pointers.data[chosen])
+        return lanes, Handle(real, pointers.dtype)
+
+    def _access_region(
+        self, operation: Operation, region: Region, pointers: Any, chosen: np.ndarray, *, masked: bool
+    ) -> np.ndarray:
+        """Counts and checks the lanes that go to one tensor; returns which of them stay inside."""
+        active = pointers.data[chosen]
         itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-        region = self._space.region_of(int(active[0]))
-        if region is None:
-            raise KernelFailed(
-                f"{self._kernel}, line {self._line()}: program {_builder.grid_idx} {operation}s at an address that "
-                "comes from none of its tensors"
-            )
         stray = region.stray(active, itemsize)
         if stray.any():
             self._note_stray(operation, region, active[stray])
-            lanes = lanes.copy()
-            lanes[lanes] = ~stray
         if self._on_access is not None:
             offsets = region.offsets(active)
             self._on_access(Access(self._kernel, operation, region.name, self._line(), _builder.grid_idx, offsets))
         if not self._strict:
-            self._count(operation, region, distinct(active, itemsize) * itemsize, masked=mask is not None)
-        return lanes, Handle(region.to_real(pointers.data), pointers.dtype)
+            self._count(operation, region, distinct(active, itemsize) * itemsize, masked=masked)
+        return ~stray
 
     def _count(self, operation: Operation, region: Region, num_bytes: int, *, masked: bool) -> None:
         if operation != "store":

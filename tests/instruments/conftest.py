@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "lab"
 FUNCTIONS = [
     "softmax", "decorative_softmax", "bare_softmax", "copy", "read_view", "unmasked_copy", "total", "gram",
     "first_of_rows", "double_in_bf16", "histogram", "nibbles", "stub", "attention_by_another_name",
-    "composed_attention", "row_sums",
+    "composed_attention", "row_sums", "interleave",
 ]  # fmt: skip
 MANIFEST = Manifest(
     id="97",

@@ -61,6 +61,15 @@ def test_blocks_count_what_lies_in_the_tensor(local: LabClient, how: str) -> Non
     assert torch.equal(local.row_sums(x, how), result)
 
 
+def test_lanes_may_choose_between_tensors(local: LabClient) -> None:
+    result, log = local.observe("interleave", torch.zeros(4), torch.ones(4), 8)
+    assert result.tolist() == [0, 1] * 4 and log.stray == ()
+    first, second, _ = log.launches[0].tensors
+    assert (first.bytes_loaded, second.bytes_loaded) == (16, 16)
+    (stray,) = local.observe("interleave", torch.zeros(4), torch.ones(3), 8)[1].stray
+    assert (stray.tensor, stray.offsets) == ("b_ptr", (3,))
+
+
 def test_unmasked_accesses_are_told(local: LabClient) -> None:
     _, log = local.observe("unmasked_copy", torch.ones(8))
     x, y = log.launches[0].tensors

@@ -216,3 +216,16 @@ def row_sums(x: Tensor, how: str) -> Tensor:
     y = torch.empty(len(x))
     launch(blocks_kernel, (1,), x, y, *x.shape, SIDE=8, HOW=how)
     return y
+
+
+@triton.jit
+def interleave_kernel(a_ptr, b_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    chosen = tl.where(at % 2 == 0, a_ptr + at // 2, b_ptr + at // 2)
+    tl.store(y_ptr + at, tl.load(chosen))
+
+
+def interleave(a: Tensor, b: Tensor, length: int) -> Tensor:
+    y = torch.empty(length)
+    launch(interleave_kernel, (1,), a, b, y, BLOCK=length)
+    return y
