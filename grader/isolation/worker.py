@@ -49,6 +49,7 @@ def main(control_fd: int) -> None:
         importlib.import_module("labkit.instruments.observation")  # and with it Triton
     if lab["filter"]:
         import pyseccomp  # noqa: F401  (finding the library starts a process, which children may not)
+    written = scratch.kept_names(Path("/proc/self/mountinfo").read_text())
     control.send(b'{"ready": true}')
     child = 0
     while True:
@@ -66,9 +67,9 @@ def main(control_fd: int) -> None:
         else:
             control.send(json.dumps(_reap(child, order["alone"], order["grace"])).encode())
             if order["alone"]:  # then these folders are the sandbox's own
-                for folder in scratch.FOLDERS:
+                for folder, names in written.items():
                     # If this fails the process ends, and with it the sandbox; the next test gets a new one.
-                    scratch.empty(folder)
+                    scratch.empty(folder, names)
 
 
 def _reap(child: int, alone: bool, grace: float) -> dict[str, Any]:

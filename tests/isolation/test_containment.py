@@ -92,29 +92,55 @@ def f():
         os.chmod("closed", 0o000)
     return len(os.listdir("/tmp"))
 def g():
-    return sorted(os.listdir("/tmp") + os.listdir("/dev/shm"))
+    return [sorted(os.listdir(folder)) for folder in ("/tmp", "/dev/shm")]
 """
 
 
 def test_no_test_leaves_a_note_for_the_next(start: Start) -> None:
     worker = start(NOTES)
     events = len(worker.events)
+    with worker.test() as lab:
+        # Where the workbook itself lies under /tmp, it is mounted there, and stays.
+        at_first = lab.g()
     for _ in range(2):
         with worker.test() as lab:
-            assert lab.f() == 4
+            assert lab.f() == len(at_first[0]) + 4
         with worker.test() as lab:
-            assert lab.g() == []
+            assert lab.g() == at_first
     assert len(worker.events) == events, "the sandbox had to be started again"
 
 
 def test_a_mess_too_large_to_remove_costs_only_its_sandbox(start: Start) -> None:
     mess = "import os\ndef f():\n for i in range(400_000): os.symlink('x', f'/tmp/{i}')\n return 1\n"
     worker = start(mess + "def g(): return len(os.listdir('/tmp'))")
+    with worker.test() as lab:
+        at_first = lab.g()
     # The file system or the processor's time may run out before all is there.
     with worker.test() as lab, contextlib.suppress(StudentError, WorkerFailed):
         lab.f()
     with worker.test() as lab:
-        assert lab.g() == 0
+        assert lab.g() == at_first
+
+
+MOUNTS = r"""
+24 30 0:22 / /proc rw,nosuid - proc proc rw
+31 30 0:27 / /tmp rw,relatime - tmpfs tmpfs rw
+32 31 8:1 /book /tmp/my\040book/.venv ro,nosuid - ext4 /dev/sda1 rw
+33 31 8:1 /python /tmp/my\040book/python ro,nosuid - ext4 /dev/sda1 rw
+34 31 8:1 /lib /tmp/lib ro,nosuid - ext4 /dev/sda1 rw
+35 30 8:1 /tmpfiles /tmpfiles ro,nosuid - ext4 /dev/sda1 rw
+""".strip()
+
+
+def test_what_is_mounted_in_a_temporary_folder_stays(tmp_path: Path) -> None:
+    kept = scratch.kept_names(MOUNTS)
+    assert kept == {
+        "/tmp": frozenset({"my book", "lib"}), "/tmp/my book": frozenset({".venv", "python"}), "/dev/shm": frozenset(),
+    }  # fmt: skip
+    (tmp_path / "stays" / "deep").mkdir(parents=True)
+    (tmp_path / "goes" / "deep").mkdir(parents=True)
+    scratch.empty(str(tmp_path), frozenset({"stays"}))
+    assert [path.name for path in tmp_path.rglob("*")] == ["stays", "deep"]
 
 
 def test_emptying_follows_no_link_and_knows_its_limits(tmp_path: Path) -> None:
