@@ -53,7 +53,8 @@ def draft_probs(draft: Draft, count: int, vocab_size: int) -> Tensor:
         float64 `[count, width]`, width at least `vocab_size`. Without `draft.probs` each row is 1 at its token.
     """
     # BEGIN SOLUTION
-    if draft.probs is None:
+    # Without a usable draft the rows may be anything, one axis too few included.
+    if draft.probs is None or count == 0:
         width = max([vocab_size, *(token + 1 for token in draft.tokens[:count])])
         return torch.nn.functional.one_hot(
             torch.tensor(draft.tokens[:count], dtype=torch.int64), width
