@@ -16,6 +16,7 @@ from labkit.config import ModelConfig
 from labkit.decoder import Decoder, full_attention, random_weights
 from labkit.distribution import token_distribution
 from labkit.drafting import DraftTree, Speculation
+from labkit.randomness import uniform
 from labkit.sampling_params import SamplingParams
 from labkit.scripted_drafter import ScriptedTreeDrafter
 from labkit.specs import TinyLlama
@@ -172,7 +173,17 @@ def test_sampled_text_from_trees_follows_the_target(lab: Any) -> None:
     def propose(text: list[int], most: int, draws: list[float]) -> DraftTree:
         return DraftTree((likely[0], likely[1], likely[2], likely[0]), (-1, -1, 0, 0))
 
-    firsts, seconds = [], {token: [] for token in likely}
+    # Without drafts each place draws its own token with the second number of the first row.
+    got = lab.speculate_tree(
+        model(lab), ScriptedTreeDrafter(lambda *_: DraftTree((), ())), TEXT, 8, SamplingParams(temperature=1.0, seed=3)
+    )
+    right = list(TEXT)
+    for place in range(8):
+        row = token_distribution(whole_run(right)[-1:], SamplingParams())[0]
+        right.append(int((row.cumsum(0) <= uniform(3, place * (1 << 16) + 1)).sum()))
+    assert list(got.tokens) == right[4:], f"place n draws with uniform(seed, n * PLACE + 1): {right[4:]}, not {got}"
+    firsts: list[int] = []
+    seconds: dict[int, list[int]] = {}
     for seed in range(runs):
         got = lab.speculate_tree(
             model(lab), ScriptedTreeDrafter(propose), TEXT, 3, SamplingParams(temperature=0.7, top_k=6, seed=seed)
