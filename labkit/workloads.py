@@ -34,7 +34,7 @@ def prompts(workload: str, tokenizer: Tokenizer, count: int, characters: int = 3
 
     Args:
         workload: "code": the beginning of a source, to be gone on with; "copying": a docstring to be repeated with
-            one word changed; "open text": a question about what the docstring says.
+            one word changed; "open text": a story about the function's name, with nothing to copy from.
         tokenizer: of the model that is asked; the last two kinds use its chat template.
         count: from 1 to the number of `FUNCTIONS`.
         characters: of source or docstring in a prompt.
@@ -59,5 +59,5 @@ def _prompt(workload: str, tokenizer: Tokenizer, function: Callable[..., Any], c
     if workload == "copying":
         wish = f"Repeat this text, but write FUNCTION in place of its first word:\n\n{text}"
     else:
-        wish = f"Tell a beginner in your own words when to use this:\n\n{text}"
+        wish = f'Write a short story about somebody at work. The word "{function.__name__}" must appear in it.'
     return tokenizer.chat([{"role": "user", "content": wish}])

@@ -40,7 +40,8 @@ from solutions.speculative.verification import verify
 from tests.evidence.conftest import Length
 
 FALSE_ALARM_PER_RUN = 1e-6
-EARLY_LAYERS = 10
+# Untrained exits are kept often enough to matter only near the end; fewer would leave accepted drafts unproved.
+EARLY_LAYERS = 28
 VOCABULARY, PLACES = 5, 3
 MANIFEST = load_manifest("14")
 
@@ -114,6 +115,7 @@ def test_greedy_text_is_plain_decoding_s_token_for_token(model: Model, length: L
             for drafter, kept in zip(drafters, rounds.values(), strict=True):
                 judge, target = GreedyJudge(oracle, prompt, plain), partial(TransformersModel, whole, capacity)
                 text, more = judged_text(judge, target, drafter, new_tokens)
+                assert len(text) == new_tokens
                 kept += more
                 ties, tokens, worst = ties + judge.ties, tokens + len(text), max(worst, judge.worst_error)
         for name, those in rounds.items():
@@ -256,7 +258,7 @@ def test_the_lab_s_batched_tests_do_not_flake(
     name: str, reference: LabClient, length: Length, fresh: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function, comparisons = BATCHED_TESTS[name]
-    runs = 200 if length.prompts >= 50 else 2
+    runs = 200 if length.prompts >= 50 else 1
     test = getattr(_imported(MANIFEST.folder / "tests" / f"{name}.py"), function)
     alarms = []
     for _ in range(runs):
