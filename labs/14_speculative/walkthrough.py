@@ -443,8 +443,8 @@ right.grid(True)
 # %% [markdown]
 # And the price. Left, the pass over $k + 1$ tokens in decode steps, measured where this notebook ran: one is what
 # the rule of thumb assumes, and what a GPU with a small batch comes close to. Right, the speed-up that the formula
-# makes of the measured $\alpha$ for copying, first with $v = 1$, then with the measured $v(k)$. Where verifying is not
-# free, the best $k$ is small, whoever drafts.
+# makes of the measured $\alpha$ for copying, first with $v = 1$, then with the measured $v(k)$. A drafter whose solid
+# line stays below the dotted one costs time on this machine, however clever it is.
 
 # %%
 def seconds_of_pass(model: object, count: int) -> float:
