@@ -155,6 +155,17 @@ def check_drafts(drafts: Tensor, q: Tensor) -> Tensor:
     return drafts
 
 
+def can_have_drawn(row: Tensor | None, token: int) -> bool:
+    """Whether a token can have come from a row that nobody has checked; None is a row that is sure of it."""
+    if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+        return False
+    if row is None:
+        return True
+    wide = row.to(torch.float64)
+    fits = bool((wide >= 0).all()) and abs(float(wide.sum()) - 1) <= ROUNDING
+    return fits and token < wide.numel() and float(wide[token]) > 0
+
+
 def _check_pair(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Target and drafter in float64, of one shape."""
     if p.shape != q.shape:

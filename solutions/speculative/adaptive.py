@@ -29,7 +29,7 @@ def best_num_drafts_under_load(acceptance: float, draft_cost: float, verify_cost
         ValueError: `acceptance` outside 0 to 1, a negative `draft_cost`, or `verify_costs` without a number or with
             one that isn't finite and above 0.
 
-    Source: module section 3.2, with the measured v(k) in place of 1.
+    Source: module sections 3.2 and 3.3, with the measured v(k) in place of 1.
     """
     costs = _checked_costs(verify_costs)
     speedup(acceptance, 0, draft_cost)

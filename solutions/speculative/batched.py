@@ -90,7 +90,7 @@ def speculate_batch(
         ValueError: a prompt with ids outside the vocabulary, or `max_running` no int of at least 1. Nothing has run
             then.
 
-    Source: Leviathan et al. 2023 (2211.17192) and Orca (Yu et al. 2022); module sections 3 and 4.
+    Source: Leviathan et al. 2023 (2211.17192); Yu et al. 2022 (Orca, OSDI); module sections 2.1 and 3.
     """
     check_count("max_running", max_running, 1)
     for index, request in enumerate(requests):

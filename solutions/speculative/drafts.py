@@ -7,7 +7,7 @@ from torch import Tensor
 
 from labkit.drafting import Draft
 
-from .acceptance import ROUNDING
+from .acceptance import can_have_drawn
 
 
 def usable_drafts(draft: Draft, max_drafts: int) -> int:
@@ -29,13 +29,8 @@ def usable_drafts(draft: Draft, max_drafts: int) -> int:
     if probs is not None and (probs.dim() != 2 or probs.shape[0] != len(draft.tokens) or probs.shape[1] == 0):
         return 0
     for index, token in enumerate(tokens):
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+        if not can_have_drawn(None if probs is None else probs[index], token):
             return index
-        if probs is not None:
-            row = probs[index].to(torch.float64)
-            fits = bool((row >= 0).all()) and abs(float(row.sum()) - 1) <= ROUNDING
-            if not fits or token >= row.numel() or float(row[token]) <= 0:
-                return index
     return len(tokens)
     # END SOLUTION
 
@@ -53,7 +48,8 @@ def draft_probs(draft: Draft, count: int, vocab_size: int) -> Tensor:
         float64 `[count, width]`, width at least `vocab_size`. Without `draft.probs` each row is 1 at its token.
     """
     # BEGIN SOLUTION
-    if draft.probs is None:
+    # Without a usable draft the rows may be anything, one axis too few included.
+    if draft.probs is None or count == 0:
         width = max([vocab_size, *(token + 1 for token in draft.tokens[:count])])
         return torch.nn.functional.one_hot(
             torch.tensor(draft.tokens[:count], dtype=torch.int64), width

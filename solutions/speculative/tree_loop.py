@@ -13,7 +13,9 @@ from labkit.drafting import DraftTree, Round, Speculation, TreeDrafter
 from labkit.randomness import uniform
 from labkit.sampling_params import SamplingParams
 
-from .tree import tree_positions, verify_tree
+from .drafts import widen
+from .tree import verify_tree
+from .tree_drafts import tree_width, usable_tree
 from .tree_model import TreeModel
 
 Distribution = Callable[[Tensor, SamplingParams], Tensor]
@@ -40,8 +42,8 @@ def speculate_tree(
 
     Args:
         target: empty, or it remembers what comes before the prompt.
-        drafter: called as `propose_tree(prompt + generated, max_depth, uniforms)`; drafts deeper than `max_depth`, or
-            with an ancestor so deep, are left out, since the text ends before them.
+        drafter: called as `propose_tree(prompt + generated, max_depth, uniforms)`. Whatever it does can cost speed,
+            never correctness: see `usable_tree`.
         prompt: token ids, at least one.
         max_new_tokens: the most tokens to generate.
         params: how the target's tokens are drawn; temperature 0 by default.
@@ -53,7 +55,7 @@ def speculate_tree(
 
     Raises:
         ValueError: an empty prompt, ids outside the vocabulary, a count that is no int of at least 1, or a text that
-            exceeds the target's capacity. Nothing has run then. Later, if a tree itself exceeds it.
+            exceeds the target's capacity. Nothing has run then.
     """
     ids = check_tokens("prompt", prompt, target.vocab_size)
     check_count("max_new_tokens", max_new_tokens, 1)
@@ -68,11 +70,16 @@ def speculate_tree(
     while True:
         base, depth = len(generated) * PLACE, max_new_tokens - len(generated) - 1
         draws = [uniform(params.seed, base + PLACE // 2 + i) for i in range(64)]
-        tree = _pruned(drafter.propose_tree(list(text), depth, draws) if depth else DraftTree((), ()), depth)
-        logits = target.append(pending, tree.tokens, tree.parents)[len(pending) - 1 :]
+        proposed = drafter.propose_tree(list(text), depth, draws) if depth else DraftTree((), ())
+        room = target.capacity - target.length - len(pending)
+        tree = usable_tree(proposed, depth, room, target.vocab_size)
+        # What the target can't read is never kept: any token may hold its place in the pass.
+        readable = [token if token < target.vocab_size else 0 for token in tree.tokens]
+        logits = target.append(pending, readable, tree.parents)[len(pending) - 1 :]
         rows = range(len(tree.tokens) + 1)
         numbers = [[uniform(params.seed, base + 2 * row + use) for use in (0, 1)] for row in rows]
-        path, own = verify_tree(distribution(logits, params), tree, torch.tensor(numbers, dtype=torch.float64))
+        p = widen(distribution(logits, params), tree_width(tree, target.vocab_size))
+        path, own = verify_tree(p, tree, torch.tensor(numbers, dtype=torch.float64))
         emitted = [*(tree.tokens[index] for index in path), own]
         ends = [i for i, token in enumerate(emitted, start=1) if token in stop_tokens]
         count = min([*ends, len(emitted)])
@@ -86,21 +93,3 @@ def speculate_tree(
             return Speculation(tuple(generated), tuple(rounds))
         pending = text[-1:]
     # END SOLUTION
-
-
-# BEGIN SOLUTION
-def _pruned(tree: DraftTree, depth: int) -> DraftTree:
-    """The drafts that the text has room for; a draft goes with its ancestors."""
-    places = tree_positions(tree.parents, 1).tolist()
-    kept = [index for index, place in enumerate(places) if place <= depth]
-    if len(kept) == len(places):
-        return tree
-    new = {-1: -1, **{old: index for index, old in enumerate(kept)}}
-    return DraftTree(
-        tuple(tree.tokens[index] for index in kept),
-        tuple(new[tree.parents[index]] for index in kept),
-        None if tree.probs is None else tree.probs[kept],
-    )
-
-
-# END SOLUTION

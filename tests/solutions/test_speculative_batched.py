@@ -15,6 +15,7 @@ from labkit.drafting import Draft, Drafter
 from labkit.protocols import CachedModel
 from labkit.sampling_params import SamplingParams
 from labkit.specs import Markov
+from solutions.speculative.adaptive import AdaptiveDrafter
 from solutions.speculative.batched import SpeculativeRequest, speculate_batch
 from solutions.speculative.loop import speculate
 from solutions.speculative.model_drafter import ModelDrafter
@@ -151,6 +152,29 @@ def test_first_tokens_of_a_batch_follow_the_target() -> None:
         got = chi_square(torch.tensor([result.tokens[place] for result in results]), law)
         assert got.p_value > 1e-6, f"token {place}: p-value {got.p_value:.1e}"
         law = law @ p
+
+
+def test_the_number_of_drafts_may_follow_the_load() -> None:
+    target, drafted = Target(), list[tuple[int, int]]()
+
+    class Repeating:
+        def propose(self, tokens: Sequence[int], max_drafts: int, uniforms: Sequence[float]) -> Draft:
+            drafted.append((load(), max_drafts))
+            return Draft((1,) * max_drafts)
+
+    def load() -> int:
+        return len(target.calls[-1]) if target.calls else 0
+
+    def costs() -> tuple[float, ...]:
+        return (1.0, 2.0, 3.0, 4.0) if load() > 2 else (1.0,) * 4
+
+    requests = [SpeculativeRequest((0,), 5 + 6 * i, AdaptiveDrafter(Repeating(), costs, 0.01, 0.9)) for i in range(6)]
+    results = speculate_batch(requests, target.run, target.truncate, 4, 6)
+    for request, result in zip(requests, results, strict=True):
+        assert result.tokens == speculate(Markov(P, 200).build(), NgramDrafter(), (0,), request.max_new_tokens).tokens
+    assert {most for size, most in drafted if size > 2} <= {1}, "in a large batch there are probes only"
+    assert max(most for size, most in drafted if size <= 2) > 1
+    assert min(len(ids) for ids in target.calls) <= 2 < max(len(ids) for ids in target.calls)
 
 
 def test_requests_that_make_no_sense_run_nothing() -> None:

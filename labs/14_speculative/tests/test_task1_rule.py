@@ -94,6 +94,10 @@ def test_a_draft_is_kept_below_the_ratio(lab: Any) -> None:
     advice = "Draft x is kept where the uniform is below p(x) / q(x): above 1 always, at 0.2/0.3 and 0.1/0.4 sometimes."
     check_equal("which drafts are kept", accepted, torch.tensor([True, True, True, False, True, False]), advice)
     check_equal("the kept drafts", tokens[accepted], drafts[accepted], "A kept draft comes out as it is.")
+    p, q, drafts = P[1].expand(3, -1), Q[1].expand(3, -1), torch.tensor([1, 1, 3])
+    uniforms = torch.tensor([0.22, 0.24, 0.51], dtype=torch.float64)
+    accepted, _ = lab.accept_or_resample(p, q, drafts, uniforms, uniforms)
+    check_equal("which of three others are kept", accepted, torch.tensor([True, False, False]), "0.15/0.65, 0.05/0.1.")
 
 
 def test_a_rejected_draft_is_replaced_from_the_residual(lab: Any) -> None:

@@ -88,6 +88,13 @@ def test_runs_have_their_own_number_of_drafts(lab: Any) -> None:
     right = torch.tensor([[1, 2, 3], [3, 0, -1], [2, -1, -1]])
     check_equal("three runs with 2, 1 and 0 drafts", tokens, right, "Padding is never kept and never looked at.")
     check_equal("kept drafts", kept, torch.tensor([2, 1, 0]))
+    # The bonus uses the numbers of the place where it falls.
+    law = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).expand(2, 3, -1)
+    numbers = torch.tensor([[[0.0, 0.05], [0.0, 0.2], [0.0, 0.95]]] * 2, dtype=torch.float64)
+    sure = torch.stack([one_hot(3, 0)] * 2)
+    tokens, _ = lab.verify(torch.cat([sure[:, :1], law[:, 1:]], 1), sure, torch.tensor([[3, 0]] * 2), numbers,
+                           torch.tensor([1, 0]))  # fmt: skip
+    check_equal("bonus tokens at places 1 and 0", tokens, torch.tensor([[3, 1, -1], [3, -1, -1]]), "Its own place.")
     # A token drafted in the padding would be kept if anybody looked; and a run may also lose its only draft.
     q = torch.stack([one_hot(2, 2)])
     tokens, kept = lab.verify(p[:1], q, torch.tensor([[2, 2]]), draws[:1], torch.tensor([1]))
@@ -170,8 +177,8 @@ def test_arguments_that_do_not_fit_are_refused(lab: Any) -> None:
     p, q = TARGET[None, :3], DRAFTER[None, :2]
     drafts, draws = torch.tensor([[1, 2]]), torch.full((1, 3, 2), 0.5, dtype=torch.float64)
     tokens, _ = lab.verify(p, q, drafts, draws)
-    check_form("a good call", tokens, (1, 3), torch.int64)
-    assert int(tokens[0, 0]) in range(VOCAB), f"a good call emits a token, got {tokens.tolist()}"
+    # The first draft has the ratio 0.4 and falls to 0.5; the residual is certain of token 0.
+    check_equal("a good call", tokens, torch.tensor([[0, -1, -1]]), "A rejection, its replacement, then -1.")
     check_refused("as many rows of p as drafts", lambda: lab.verify(p[:, :2], q, drafts, draws))
     check_refused("another vocabulary", lambda: lab.verify(p, q[:, :, :3], drafts, draws))
     check_refused("one draft too few", lambda: lab.verify(p, q, drafts[:, :1], draws))

@@ -302,6 +302,7 @@ def test_a_bad_drafter_costs_speed_only(lab: Any) -> None:
         "far too many": drafts(lambda n: (1,) * 50, lambda n: None),
         "a wider vocabulary": drafts(lambda n: (VOCAB + 1,) * n, lambda n: torch.full((n, VOCAB + 2), 1 / (VOCAB + 2))),
         "a narrower vocabulary": drafts(lambda n: (1,) * n, lambda n: torch.full((n, 4), 0.25)),
+        "one axis too few": drafts(lambda n: (1,) * n, lambda n: torch.full((VOCAB,), 1 / VOCAB)),
         "rows for nothing": drafts(lambda n: (), lambda n: torch.full((n, VOCAB), 1 / VOCAB)),
     }
     good = run(lab, target(), Drafts().spec(), 10, num_drafts=3)

@@ -112,6 +112,11 @@ def test_rejected_drafts_are_forgotten(lab: Any) -> None:
         )
         assert model.calls[0] == [own], f"only {own} is new to the model, but it was run on {model.calls[0]}"
         assert got == [rule(text), rule([*text, rule(text)])], "drafts must go on from the text as it is now"
+        # And once more: what the model has read and what it thinks it has read must still agree.
+        text += [got[0], (got[1] + 1) % VOCAB]
+        model.calls.clear()
+        propose(drafter, text, [0.5])
+        assert model.calls == [text[-1:]], f"in the third round only {text[-1:]} is new, but it read {model.calls}"
     # Another text altogether, and a shorter one.
     for text in ([9, 9], [1, 2], [1, 2, 3, 4, 5, 6]):
         model = small()

@@ -145,11 +145,11 @@ def test_trees_emit_the_target_s_distribution(lab: Any) -> None:
 
 
 def test_trees_that_do_not_fit_are_refused(lab: Any) -> None:
-    numbers, p = torch.full((3, 2), 0.5, dtype=torch.float64), torch.stack([P] * 3)
+    numbers, p = torch.full((3, 2), 0.6, dtype=torch.float64), torch.stack([P] * 3)
     tree = DraftTree((1, 2), (-1, 0))
     path, token = lab.verify_tree(p, tree, numbers)
-    # Token 1 is kept with probability 0.3 only: rejected, and (4/7, 0, 2/7, 1/7) gives 0 for 0.5.
-    assert (list(path), token) == ([], 0), f"a good call, got {(path, token)}"
+    # Token 1 is kept with probability 0.3 only: rejected, and (4/7, 0, 2/7, 1/7) gives 2 for 0.6.
+    assert (list(path), token) == ([], 2), f"a good call, got {(path, token)}"
     check_refused("a row of p too few", lambda: lab.verify_tree(p[:2], tree, numbers))
     check_refused("numbers for one draft", lambda: lab.verify_tree(p, tree, numbers[:2]))
     check_refused("a uniform of 1", lambda: lab.verify_tree(p, tree, numbers * 2))

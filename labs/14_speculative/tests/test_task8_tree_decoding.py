@@ -16,6 +16,7 @@ from labkit.config import ModelConfig
 from labkit.decoder import Decoder, full_attention, random_weights
 from labkit.distribution import token_distribution
 from labkit.drafting import DraftTree, Speculation
+from labkit.randomness import uniform
 from labkit.sampling_params import SamplingParams
 from labkit.scripted_drafter import ScriptedTreeDrafter
 from labkit.specs import TinyLlama
@@ -131,6 +132,55 @@ class Trees:
         return DraftTree(tuple(tokens), tuple(parents))
 
 
+NAN, EVEN = torch.full((4,), torch.nan), torch.full((4,), 0.25)
+TREES: list[tuple[str, DraftTree, int, int, tuple[int, ...], tuple[int, ...]]] = [
+    ("all in order", DraftTree((1, 2, 3), (-1, -1, 0)), 2, 9, (1, 2, 3), (-1, -1, 0)),
+    ("nothing", DraftTree((), ()), 2, 9, (), ()),
+    ("too deep", DraftTree((1, 2, 3, 0), (-1, 0, 1, -1)), 2, 9, (1, 2, 0), (-1, 0, -1)),
+    ("no depth", DraftTree((1, 2), (-1, 0)), 0, 9, (), ()),
+    ("no room for all", DraftTree((1, 2, 3), (-1, -1, 0)), 2, 2, (1, 2), (-1, -1)),
+    ("a negative id with a child and siblings", DraftTree((1, -1, 2, 3, 0), (-1, -1, 1, -1, 0)), 3, 9, (1, 0), (-1, 0)),
+    ("an unreadable id with a child and a sibling", DraftTree((9, 2, 3), (-1, 0, -1)), 3, 9, (9, 3), (-1, -1)),
+    ("three drawn drafts", DraftTree((1, 2, 3), (-1, -1, 0), torch.stack([EVEN] * 3)), 2, 9, (1, 2, 3), (-1, -1, 0)),
+    ("NaN in the eldest", DraftTree((1, 2, 3), (-1, -1, 0), torch.stack([NAN, EVEN, EVEN])), 2, 9, (), ()),
+    ("NaN in the younger", DraftTree((1, 2, 3), (-1, -1, 0), torch.stack([EVEN, NAN, EVEN])), 2, 9, (1, 3), (-1, 0)),
+    ("rows missing", DraftTree((1, 2, 3), (-1, -1, 0), torch.stack([EVEN, EVEN])), 2, 9, (), ()),
+    ("one axis", DraftTree((1,), (-1,), EVEN), 2, 9, (), ()),
+]
+
+
+def test_what_of_a_tree_can_be_judged(lab: Any) -> None:
+    for what, tree, depth, room, tokens, parents in TREES:
+        got = lab.usable_tree(tree, depth, room, 5)
+        assert isinstance(got, DraftTree), f"usable_tree must return a DraftTree, got {type(got).__name__}"
+        assert (got.tokens, got.parents) == (tokens, parents), (
+            f"a tree with {what}: tokens {tokens} with parents {parents} can be judged, got {got.tokens}, {got.parents}"
+        )
+    for rows, vocab_size, width in ((EVEN, 5, 5), (EVEN, 3, 4)):
+        got = lab.usable_tree(DraftTree((1, 3), (-1, 0), torch.stack([rows] * 2)), 2, 9, vocab_size)
+        right = torch.zeros(2, width, dtype=torch.float64)
+        right[:, :4] = 0.25
+        advice = "Rows keep their numbers; the shorter vocabulary is filled up with zeros."
+        what = f"rows of 4 on a target of {vocab_size}"
+        check_close(what, got.probs, right, scale=1.0, dtype=torch.float64, advice=advice)
+
+
+def test_a_bad_tree_costs_speed_only(lab: Any) -> None:
+    text = greedy_text(TEXT, 6)
+    wide = torch.full((2, 70), 1 / 70)
+    for what, tree in (
+        ("ids outside", DraftTree((61, 5, 99), (-1, 0, -1))), ("a negative id", DraftTree((-3, 5), (-1, 0))),
+        ("NaN", DraftTree((1, 2), (-1, 0), torch.full((2, 61), torch.nan))),
+        ("a wider vocabulary", DraftTree((65, 2), (-1, -1), wide)),
+        ("a narrower vocabulary", DraftTree((1, 2), (-1, 0), torch.full((2, 4), 0.25))),
+        ("more than there is room for", DraftTree((1,) * 90, (-1,) * 90)),
+    ):  # fmt: skip
+        target = model(lab, 24)
+        got = lab.speculate_tree(target, ScriptedTreeDrafter(lambda *_, tree=tree: tree), TEXT, 6)
+        assert list(got.tokens) == text, f"a drafter that hands over {what}: {list(got.tokens)}, should be {text}"
+        assert target.length == len(TEXT) + 5, f"a drafter that hands over {what} left junk behind: {target.length}"
+
+
 def test_text_from_trees_is_the_target_s_own(lab: Any) -> None:
     text = greedy_text(TEXT, 9)
     for depth, right, rounds in ((3, True, [(6, 3, 4), (6, 3, 4), (0, 0, 1)]), (1, True, None), (2, False, None)):
@@ -172,7 +222,17 @@ def test_sampled_text_from_trees_follows_the_target(lab: Any) -> None:
     def propose(text: list[int], most: int, draws: list[float]) -> DraftTree:
         return DraftTree((likely[0], likely[1], likely[2], likely[0]), (-1, -1, 0, 0))
 
-    firsts, seconds = [], {token: [] for token in likely}
+    # Without drafts each place draws its own token with the second number of the first row.
+    got = lab.speculate_tree(
+        model(lab), ScriptedTreeDrafter(lambda *_: DraftTree((), ())), TEXT, 8, SamplingParams(temperature=1.0, seed=3)
+    )
+    right = list(TEXT)
+    for place in range(8):
+        row = token_distribution(whole_run(right)[-1:], SamplingParams())[0]
+        right.append(int((row.cumsum(0) <= uniform(3, place * (1 << 16) + 1)).sum()))
+    assert list(got.tokens) == right[4:], f"place n draws with uniform(seed, n * PLACE + 1): {right[4:]}, not {got}"
+    firsts: list[int] = []
+    seconds: dict[int, list[int]] = {}
     for seed in range(runs):
         got = lab.speculate_tree(
             model(lab), ScriptedTreeDrafter(propose), TEXT, 3, SamplingParams(temperature=0.7, top_k=6, seed=seed)

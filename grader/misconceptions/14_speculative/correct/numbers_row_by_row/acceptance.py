@@ -79,6 +79,16 @@ def check_drafts(drafts: Tensor, q: Tensor) -> Tensor:
     return drafts
 
 
+def can_have_drawn(row: Tensor | None, token: int) -> bool:
+    """An id within a row that is a distribution, and not impossible there."""
+    if type(token) is not int or token < 0 or row is None:
+        return type(token) is int and token >= 0
+    try:
+        return float(check_distributions("row", row.double())[token]) > 0
+    except (ValueError, IndexError):
+        return False
+
+
 def _rows(probs: Tensor) -> list[list[float]]:
     return probs.reshape(-1, probs.shape[-1]).tolist()
 
