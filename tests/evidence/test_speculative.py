@@ -73,13 +73,13 @@ class Remembering:
 
 
 def judged_text(
-    judge: GreedyJudge, new_model: Callable[[], CachedModel], drafter: Drafter, count: int
+    judge: GreedyJudge, new_model: Callable[[], CachedModel], drafter: Drafter, num_drafts: int, count: int
 ) -> tuple[list[int], list[Round]]:
     """A greedy text of which every token was judged; after a near-tie it goes on from the oracle's token."""
     rounds: list[Round] = []
     while len(judge.tokens) < count:
         model, context = Remembering(new_model()), judge.prompt + judge.tokens
-        done = speculate(model, drafter, context, count - len(judge.tokens), GREEDY)
+        done = speculate(model, drafter, context, count - len(judge.tokens), GREEDY, num_drafts)
         if not judge.tokens:
             judge.read_ahead(list(done.tokens))
         rounds += done.rounds
@@ -111,10 +111,10 @@ def test_greedy_text_is_plain_decoding_s_token_for_token(model: Model, length: L
         rounds: dict[str, list[Round]] = {"n-gram": [], f"first {EARLY_LAYERS} layers": []}
         for prompt in prompts(workload, model.tokenizer, each):
             capacity = len(prompt) + new_tokens
-            drafters = (NgramDrafter(), ModelDrafter(TransformersModel(first_layers, capacity), GREEDY))
-            for drafter, kept in zip(drafters, rounds.values(), strict=True):
+            drafters = ((NgramDrafter(), 4), (ModelDrafter(TransformersModel(first_layers, capacity), GREEDY), 2))
+            for (drafter, num_drafts), kept in zip(drafters, rounds.values(), strict=True):
                 judge, target = GreedyJudge(oracle, prompt, plain), partial(TransformersModel, whole, capacity)
-                text, more = judged_text(judge, target, drafter, new_tokens)
+                text, more = judged_text(judge, target, drafter, num_drafts, new_tokens)
                 assert len(text) == new_tokens
                 kept += more
                 ties, tokens, worst = ties + judge.ties, tokens + len(text), max(worst, judge.worst_error)
