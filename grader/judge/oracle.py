@@ -33,13 +33,13 @@ class ReadAhead:
         self._rows = torch.empty(0, 0)
 
     def ahead(self, tokens: list[int]) -> None:
-        """Run a sequence whose prefixes will be asked for."""
-        self._sequence, self._rows = list(tokens), self._run(tokens)
+        """Run a sequence whose prefixes will be asked for, unless it begins the one that was run last."""
+        if tokens != self._sequence[: len(tokens)]:
+            self._sequence, self._rows = list(tokens), self._run(tokens)
 
     def after(self, tokens: list[int]) -> Tensor:
         """Logits `[vocab_size]` of the token that follows."""
-        if tokens != self._sequence[: len(tokens)]:
-            self.ahead(tokens)
+        self.ahead(tokens)
         return self._rows[len(tokens) - 1]
 
 
