@@ -107,6 +107,7 @@ lint: $(STAMP) ## Style, types, the direction of imports, and the pair of torch 
 
 bench: setup ## The reference beside transformers, the kernels beside torch's: ratios with their spread
 	@$(PY) -m benchmarks.decode_beside_transformers
+	@$(PY) -m benchmarks.speculative
 	@$(PY) -m benchmarks.kernels --quick
 
 # Needs no environment, since it is what to ask when setting up fails.
