@@ -78,3 +78,12 @@ def sliding_window_attention(
             weights = torch.softmax(scores * (q.shape[3] ** -0.5 if scale is None else scale), dim=-1)
             result[:, :, row] = torch.einsum("bhk,bhkd->bhd", weights, values[:, :, seen]).to(q.dtype)
     return result
+
+
+def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
+    """Exponentials of what is seen, divided by their sum; nothing where nothing is seen."""
+    seen = torch.where(visible.to(scores.device), scores, torch.tensor(-torch.inf, dtype=scores.dtype))
+    top = seen.amax(-1, keepdim=True)
+    powers = (seen - torch.where(top.isfinite(), top, torch.zeros_like(top))).exp()
+    total = powers.sum(-1, keepdim=True)
+    return powers / torch.where(total > 0, total, torch.ones_like(total))
