@@ -140,6 +140,7 @@ TREES: list[tuple[str, DraftTree, int, int, tuple[int, ...], tuple[int, ...]]] =
     ("no depth", DraftTree((1, 2), (-1, 0)), 0, 9, (), ()),
     ("no room for all", DraftTree((1, 2, 3), (-1, -1, 0)), 2, 2, (1, 2), (-1, -1)),
     ("a negative id with a child and siblings", DraftTree((1, -1, 2, 3, 0), (-1, -1, 1, -1, 0)), 3, 9, (1, 0), (-1, 0)),
+    ("a bad draft before a family", DraftTree((1, -1, 3, 4), (-1, 0, -1, 2)), 3, 9, (1, 3, 4), (-1, -1, 1)),
     ("an unreadable id with a child and a sibling", DraftTree((9, 2, 3), (-1, 0, -1)), 3, 9, (9, 3), (-1, -1)),
     ("three drawn drafts", DraftTree((1, 2, 3), (-1, -1, 0), torch.stack([EVEN] * 3)), 2, 9, (1, 2, 3), (-1, -1, 0)),
     ("NaN in the eldest", DraftTree((1, 2, 3), (-1, -1, 0), torch.stack([NAN, EVEN, EVEN])), 2, 9, (), ()),
