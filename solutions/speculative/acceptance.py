@@ -46,9 +46,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     """
     p, q = _check_pair(p, q)
     # BEGIN SOLUTION
-    excess = (p - q).clamp(min=0)
-    total = excess.sum(-1, keepdim=True)
-    return torch.where(total > 0, excess / total.where(total > 0, torch.ones_like(total)), p)
+    return _residual(p, q)
     # END SOLUTION
 
 
@@ -68,11 +66,7 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     probs = check_distributions("probs", probs)
     uniforms = check_uniforms("uniforms", uniforms, probs.shape[:-1])
     # BEGIN SOLUTION
-    cumulative = probs.cumsum(-1)
-    tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1).contiguous(), right=True).squeeze(-1)
-    # Rounding may leave the total just below 1, and a uniform above it.
-    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
-    return torch.minimum(tokens, last)
+    return _draw(probs, uniforms)
     # END SOLUTION
 
 
@@ -104,8 +98,28 @@ def accept_or_resample(
     # BEGIN SOLUTION
     at = drafts.unsqueeze(-1)
     accepted = accept_uniforms < (p.gather(-1, at) / q.gather(-1, at)).squeeze(-1)
-    return accepted, torch.where(accepted, drafts, draw(residual(p, q), resample_uniforms))
+    return accepted, torch.where(accepted, drafts, _draw(_residual(p, q), resample_uniforms))
     # END SOLUTION
+
+
+# BEGIN SOLUTION
+def _residual(p: Tensor, q: Tensor) -> Tensor:
+    """The residual of rows that were checked: over a whole vocabulary a check costs as much as the rule itself."""
+    excess = (p - q).clamp(min=0)
+    total = excess.sum(-1, keepdim=True)
+    return torch.where(total > 0, excess / total.where(total > 0, torch.ones_like(total)), p)
+
+
+def _draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """A token from each of the rows, which were checked."""
+    cumulative = probs.cumsum(-1)
+    tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1).contiguous(), right=True).squeeze(-1)
+    # Rounding may leave the total just below 1, and a uniform above it.
+    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
+    return torch.minimum(tokens, last)
+
+
+# END SOLUTION
 
 
 def check_distributions(name: str, probs: Tensor) -> Tensor:
