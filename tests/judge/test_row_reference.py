@@ -16,7 +16,7 @@ from labkit.instruments.access_log import AccessLog, Flag, Launch, StrayAccess, 
 def test_softmax_agrees_with_torch_and_hides() -> None:
     scores = torch.tensor([[1.0, -2.0, 0.5], [-math.inf, 3.0, -math.inf], [-math.inf] * 3])
     right = scores.double().softmax(1).nan_to_num(0.0)
-    assert torch.allclose(softmax_rows64(scores), right, rtol=1e-15, atol=0)
+    torch.testing.assert_close(softmax_rows64(scores), right, rtol=1e-15, atol=0)
     assert torch.equal(plain_softmax(scores)[2], torch.zeros(3))
 
 
@@ -24,8 +24,8 @@ def test_norm_and_gate_agree_with_torch() -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(4, 7, generator=generator).double(), torch.randn(7, generator=generator).double()
     right = torch.nn.functional.rms_norm(x, (7,), weight, 0.1)
-    assert torch.allclose(rms_norm64(x, weight, 0.1), right, rtol=1e-13, atol=1e-15)
-    assert torch.allclose(swiglu64(x, x.flip(0)), x / (1 + (-x).exp()) * x.flip(0), rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(rms_norm64(x, weight, 0.1), right, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(swiglu64(x, x.flip(0)), x / (1 + (-x).exp()) * x.flip(0), rtol=1e-13, atol=1e-15)
 
 
 def test_rope_agrees_with_transformers() -> None:
@@ -37,7 +37,7 @@ def test_rope_agrees_with_transformers() -> None:
     angles = torch.cat([positions.double()[..., None] * frequencies] * 2, dim=-1)
     right = modeling.apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
     for x, turned in zip((q, k), right, strict=True):
-        assert torch.allclose(rope64(x, positions, 10_000.0), turned, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(rope64(x, positions, 10_000.0), turned, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
