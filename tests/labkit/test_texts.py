@@ -19,7 +19,11 @@ def test_every_part_has_text_and_no_document_is_in_two(kind: str) -> None:
 
 
 def test_a_document_stays_in_its_part_on_every_machine() -> None:
-    assert [part_of(name) for name in ("assert", "heapq.py", "textwrap.py")] == ["training", "calibration", "evaluation"]
+    assert [part_of(name) for name in ("assert", "heapq.py", "textwrap.py")] == [
+        "training",
+        "calibration",
+        "evaluation",
+    ]
 
 
 @pytest.mark.parametrize(("kind", "part"), [("poetry", "training"), ("prose", "test"), ("code", "")])
