@@ -16,6 +16,7 @@ from grader.authoring.misconceptions import (
     write_implementation,
     write_mutant,
 )
+from grader.authoring.reach import tasks_reached
 from grader.authoring.runs import Job, SuiteRun, run_all
 from labkit.manifest import Manifest
 
@@ -133,15 +134,15 @@ def _job(manifest: Manifest, entry: Entry, folder: Path) -> Job:
     """Builds an entry's implementation in a folder of its own, and says what to run on it."""
     if isinstance(entry, Misconception):
         write_mutant(manifest, entry, folder)
-        return Job(entry.name, folder, entry.task, stop_at_failure=True, seconds=MUTANT_SECONDS)
+        return Job(entry.name, folder, (entry.task,), stop_at_failure=True, seconds=MUTANT_SECONDS)
     if isinstance(entry, Degenerate):
         write_degenerate(manifest, entry, folder)
-        return Job(entry.name, folder, entry.task.number, seconds=WHOLE_SUITE_SECONDS)
+        return Job(entry.name, folder, (entry.task.number,), seconds=WHOLE_SUITE_SECONDS)
     texts = {path.stem: path.read_text(encoding="utf-8") for path in entry.folder.glob("*.py")}
     if unknown := sorted(set(texts) - set(manifest.modules)):
         raise ValueError(f"{entry.folder}: {', '.join(unknown)} is no module; they are {', '.join(manifest.modules)}")
     write_implementation(manifest, folder, texts)
-    return Job(entry.name, folder, seconds=WHOLE_SUITE_SECONDS)
+    return Job(entry.name, folder, tasks_reached(manifest, set(texts)), seconds=WHOLE_SUITE_SECONDS)
 
 
 def _fault(entry: Entry, run: SuiteRun) -> str | None:

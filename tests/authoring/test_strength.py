@@ -102,7 +102,7 @@ jobs = []
 for name, code in json.loads(sys.argv[2]).items():
     entry = Misconception(name, 1, "numbers", "return operator.floordiv(number, 2)", code, "", "")
     folder = write_mutant(manifest, entry, Path(sys.argv[1]) / name)
-    jobs.append(Job(name, folder, 1, stop_at_failure=True, seconds=6.0 if name == "never-ends" else 100.0))
+    jobs.append(Job(name, folder, (1,), stop_at_failure=True, seconds=6.0 if name == "never-ends" else 100.0))
 for run in run_all(manifest, jobs):
     case = run.cases.get("test_half")
     counts = (case.passed, len(case.failures)) if case else None
