@@ -81,9 +81,10 @@ def check_integers(name: str, values: Tensor, low: int, high: int) -> None:
     """
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"{name} must hold integers, got {values.dtype}")
-    bad = (values < low) | (values > high)
-    if bool(bad.any()):
-        place = bad.nonzero()[0].tolist()
+    # Compared as Python's ints: torch casts the bound to the tensor's dtype, where −8 becomes 248.
+    if values.numel() and not low <= int(values.min()) <= int(values.max()) <= high:
+        wide = values.to(torch.int64)
+        place = ((wide < low) | (wide > high)).nonzero()[0].tolist()
         raise ValueError(f"{name} must lie in {low} … {high}, but holds {int(values[tuple(place)])} at {place}")
 
 
