@@ -114,7 +114,8 @@ def from_codes(codes: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tenso
         zero_point: integers of scale's shape; None stands for 0.
 
     Returns:
-        Floating point of codes' shape and scale's dtype; in at least float32, rounded once.
+        Floating point of codes' shape and scale's dtype, computed in at least float32 and rounded once. What rounding
+        pushes beyond the range of that dtype is the largest number it has, not infinity.
 
     Raises:
         ValueError: a scale that isn't positive or doesn't broadcast, or a zero point of another shape.
