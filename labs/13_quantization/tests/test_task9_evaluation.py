@@ -133,13 +133,16 @@ def test_a_token_s_loss_has_its_window_as_context(lab: Any) -> None:
 def test_the_model_reads_each_window_once(lab: Any) -> None:
     for length, window, stride in ((23, 8, 5), (21, 8, 5), (6, 8, 4)):
         text, model = some_text(length), RecordingModel()
-        lab.token_losses(model, text, window, stride)
+        got = lab.token_losses(model, text, window, stride)
         starts = sorted({context_start(t, window, stride) for t in range(1, length)})
         right = [text[start : start + window] for start in starts]
         assert model.calls == right, (
             f"{length} tokens, window {window}, stride {stride}: the model should read {len(right)} windows, from "
             f"{starts} on, each once; it was called with {[len(call) for call in model.calls]} tokens"
         )
+        newest = model.loss(text[starts[-1] : -1], text[-1])
+        last = torch.tensor(newest, dtype=torch.float64)
+        check_close("the last token's loss", got[-1], last, scale=10.0, dtype=torch.float64)
 
 
 def test_probabilities_are_summed_in_float64(lab: Any) -> None:
@@ -188,7 +191,10 @@ def test_bits_per_byte_do_not_depend_on_the_tokenizer(lab: Any) -> None:
 
 def test_a_model_that_breaks_has_no_perplexity(lab: Any) -> None:
     text = some_text(9)
-    assert len(lab.token_losses(RecordingModel(), text, 6, 3)) == 8, "a good call scores 8 of 9 tokens"
+    sound = RecordingModel()
+    right = [sound.loss(text[context_start(t, 6, 3) : t], text[t]) for t in range(1, 9)]
+    got, expected = lab.token_losses(sound, text, 6, 3), torch.tensor(right, dtype=torch.float64)
+    check_close("a good call", got, expected, scale=10.0, dtype=torch.float64)
 
     def broken(value: float) -> Any:
         def logits(tokens: list[int]) -> Tensor:
