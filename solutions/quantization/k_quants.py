@@ -44,8 +44,8 @@ def encode_q4_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
 
     Args:
         rows: `[rows, columns]`, finite floats within ±`LARGEST`; computed in float32.
-        importance: of each column, `[columns]`, at least 0; None counts all columns alike. Columns below a millionth
-            of the mean count as much as that, so that they come out about right.
+        importance: of each column, `[columns]`, at least 0; None counts all columns alike, and so does all 0. Columns
+            below a millionth of the mean count as much as that, so that blocks of them come out right, too.
 
     Returns:
         `[rows, columns / 256 · 144]` uint8. The error, weighted by importance, is in no super-block above that of the
