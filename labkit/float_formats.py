@@ -26,7 +26,7 @@ class QuantizedAbsmax:
 
     Args:
         codes: int8, `[blocks]`.
-        scale: float32, `[⌈blocks / block_size⌉]`, each shared by `block_size` neighbouring codes.
+        scale: float32, positive, `[⌈blocks / block_size⌉]`, each shared by `block_size` neighbouring codes.
         mean: float32, `[]`, of all that was quantized.
         block_size: codes that share a scale; the last block may be shorter.
 
@@ -45,6 +45,7 @@ class QuantizedAbsmax:
         check_count("block_size", self.block_size, 1)
         _check_part("codes", self.codes, torch.int8, (self.codes.numel(),))
         _check_part("scale", self.scale, torch.float32, (-(-self.codes.numel() // self.block_size),))
+        check_scale("scale", self.scale)
         _check_part("mean", self.mean, torch.float32, ())
 
 

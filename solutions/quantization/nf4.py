@@ -42,6 +42,9 @@ def quantize_nf4(x: Tensor, block_size: int = 64, *, double_quantization: bool =
         block_size: values that share an absmax.
         double_quantization: store the absmax in 8 bits, too. The codes are the same either way.
 
+    Returns:
+        A value of 0 has code 7, in a block of zeros as well: in 8 bits its absmax may come back above 0.
+
     Raises:
         ValueError: no value, no floating dtype, a value that float32 can't hold or that is not finite, or a bad size.
 
@@ -85,7 +88,7 @@ def quantize_absmax(absmax: Tensor, block_size: int = 256) -> QuantizedAbsmax:
         block_size: scales that share a scale of their own.
 
     Returns:
-        Codes from -127 to 127. A block whose scales all equal the mean has the codes 0.
+        Codes from -127 to 127. A block whose scales all equal the mean has the codes 0, and any scale.
 
     Raises:
         ValueError: no matrix row, a scale that is negative or not finite, or a bad size.
