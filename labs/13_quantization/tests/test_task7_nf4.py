@@ -208,7 +208,7 @@ def test_bits_of_a_weight(lab: Any) -> None:
         )
 
 
-def test_bad_arguments_are_refused(lab: Any) -> None:
+def test_bad_nf4_arguments_are_refused(lab: Any) -> None:
     x = weights(4, 32, seed=12)
     check_nearest("a good call", lab.quantize_nf4(x, 32), x, 32)
     for bad in (float("nan"), float("inf"), float("-inf")):
