@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from grader.judge.numerics import check_equal, check_form
 from grader.judge.quantization_reference import (
@@ -16,6 +17,7 @@ from grader.judge.quantization_reference import (
     reference_quantize,
 )
 from grader.judge.refusal import check_refused
+from labkit.checkpoints import load_tokenizer
 from labkit.checkpoints.bundled import bundled_folder
 from labkit.checkpoints.errors import CheckpointError
 from labkit.config import ModelConfig
@@ -29,6 +31,10 @@ pytestmark = pytest.mark.task(3)
 TINY = ModelConfig.tiny(num_layers=2)
 UNTIED = ModelConfig.tiny(num_layers=1, tie_embeddings=False)
 QWEN = ModelConfig.tiny(num_layers=1, architecture="qwen2")
+TEXT = (
+    "The tide comes in twice a day. When the water is low, people walk out over the sand to the small island and look "
+    "for shells; when it rises again they have to be back, for the sea is quick and the way is long."
+)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -223,7 +229,7 @@ def test_your_own_rounding_moves_a_model_as_much_as_its_bits_allow(lab: Any) -> 
     tokens = torch.randint(0, TINY.vocab_size, (1, 64), generator=torch.Generator().manual_seed(7))
     right = Decoder(TINY, weights)(tokens, torch.arange(64), full_attention)
     errors = {}
-    for bits in (8, 6, 4, 2):
+    for bits in (8, 6, 4):
         quantized = lab.quantize_linears(weights, bits, 16, short_groups=True, head_bits=8)
         rebuilt = lab.rebuild(weights, quantized)
         for name in (*expected_linears(TINY), EMBEDDING):
@@ -240,10 +246,7 @@ def test_your_own_rounding_moves_a_model_as_much_as_its_bits_allow(lab: Any) -> 
     # Two bits less make the step four times as large. Errors add up the same way until they are as large as the logits.
     for more, fewer in ((8, 6), (6, 4)):
         ratio = errors[fewer] / errors[more]
-        assert 2.5 < ratio < 7, (
-            f"the logits move by {errors}, at {more} and {fewer} bits"
-        )
-    assert errors[2] > 3 * errors[4], f"2 bits move the logits by {errors[2]:.3f}, 4 bits by {errors[4]:.3f}"
+        assert 2.5 < ratio < 7, f"the logits move by {errors}, at {more} and {fewer} bits"
 
 
 @pytest.mark.integration
@@ -253,24 +256,29 @@ def test_your_own_rounding_leaves_the_real_model_able_to_read(lab: Any) -> None:
     except CheckpointError as error:
         pytest.skip(f"not verified here: {error}")
     decoder = Checkpoint("smollm2").build()
-    blocks = (0, 14, 29)
+    blocks = (0, 29)
     chosen = {
         name: weight for name, weight in decoder.weights.items()
         if any(name.startswith(f"model.layers.{block}.") for block in blocks)
     }  # fmt: skip
     check_refused("groups of 128 in rows of 576", lambda: lab.quantize_linears(chosen, 4, 128), mentions="576")
-    tokens = torch.arange(1000, 1024)[None]
-    plain = decoder(tokens, torch.arange(24), full_attention)
-    moved = {}
+    tokens = torch.tensor([load_tokenizer("smollm2").encode(TEXT)[:48]])
+
+    def logits_of(weights: dict[str, Tensor]) -> Tensor:
+        return Decoder(decoder.config, weights)(tokens, torch.arange(48), full_attention)[0, :-1]
+
+    plain = logits_of(decoder.weights)
+    moved, losses = {}, {16: float(cross_entropy(plain, tokens[0, 1:]))}
     for bits in (8, 4):
         quantized = lab.quantize_linears(chosen, bits, 64)
-        assert len(quantized) == 21, f"three blocks have 21 linear layers, got {len(quantized)}"
-        rebuilt = {**decoder.weights, **lab.rebuild(chosen, quantized)}
-        logits = Decoder(decoder.config, rebuilt)(tokens, torch.arange(24), full_attention)
+        assert len(quantized) == 14, f"two blocks have 14 linear layers, got {len(quantized)}"
+        logits = logits_of({**decoder.weights, **lab.rebuild(chosen, quantized)})
         moved[bits] = float((logits - plain).square().mean().sqrt() / plain.std())
+        losses[bits] = float(cross_entropy(logits, tokens[0, 1:]))
         size = lab.model_bytes(chosen, quantized)
         linear = sum(chosen[name].numel() for name in quantized)
         rest = sum(weight.numel() for weight in chosen.values()) - linear
         right = math.ceil((linear * (bits + 16 / 64) + rest * 16) / 8)
-        assert size == right, f"three blocks in {bits} bits, groups of 64: {right} bytes, got {size}"
-    assert moved[8] < 0.02 < moved[4] < 0.5, f"relative to their spread, the logits move by {moved}"
+        assert size == right, f"two blocks in {bits} bits, groups of 64: {right} bytes, got {size}"
+    assert moved[8] < 0.05 < moved[4] < 0.6, f"relative to their spread, the logits move by {moved}"
+    assert abs(losses[8] - losses[16]) < 0.05 and losses[4] - losses[16] < 0.5, f"the text's losses are {losses}"
