@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from labkit.checkpoints.gguf_file import gguf_name, metadata, open_gguf
 from labkit.config import ModelConfig
 from labkit.decoder import weight_shapes
+from solutions.quantization.quantized_model import GgufTensor
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16}
 _FILE_TYPE = {
@@ -34,19 +34,6 @@ _FILE_TYPE = {
     "Q4_K": gguf.LlamaFileType.MOSTLY_Q4_K_S,
     "Q6_K": gguf.LlamaFileType.MOSTLY_Q6_K,
 }
-
-
-@dataclass(frozen=True)
-class GgufTensor:
-    """One tensor of a file.
-
-    Args:
-        kind: "F32", "F16", or a block type.
-        data: the numbers, or for a block type its bytes, uint8 `[rows, bytes]`.
-    """
-
-    kind: str
-    data: Tensor
 
 
 def write_gguf(
