@@ -145,7 +145,7 @@ def read_weights(reader: GGUFReader, config: ModelConfig, progress: Progress | N
         if tensor.name != _ROPE_FACTORS:
             name = huggingface_name(tensor.name)
             weight = torch.from_numpy(_dequantize(tensor))
-            weights[name] = _undo_permutation(name, weight, config)
+            weights[name] = undo_permutation(name, weight, config)
         if progress is not None:
             progress(index + 1, len(reader.tensors))
     return weights
@@ -184,7 +184,7 @@ def gguf_name(name: str) -> str:
     raise CheckpointError(f"no Llama or Qwen2 model has a tensor {name!r}")
 
 
-def _undo_permutation(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
+def undo_permutation(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
     """Bring the rows of a Llama's q and k back: head by head from neighbouring pairs to two halves."""
     if config.architecture != "llama":
         return weight
