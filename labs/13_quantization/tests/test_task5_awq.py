@@ -77,18 +77,18 @@ def test_folding_leaves_every_output_as_it_was(lab: Any) -> None:
     hidden = correlated_inputs(9, 6, 51)
     norm, bias = gaussian_weight(1, 6, 52)[0], gaussian_weight(1, 6, 53)[0]
     weights = tuple(gaussian_weight(rows, 6, 54 + rows) for rows in (6, 2, 3))
-    scales = torch.tensor([3.0, 0.2, 1.0, 7.0, 0.5, 11.0], dtype=torch.float64)
-    given = [tensor.clone() for tensor in (norm, bias, *weights, scales)]
-    (new_norm, new_bias), new_weights = lab.fold_scales((norm, bias), weights, scales)
-    for before, after in zip(given, (norm, bias, *weights, scales), strict=True):
-        check_equal("an argument", after, before, "The tensors that were given must not be changed.")
-    check_close("the norm's weight", new_norm, norm / scales, scale=10, dtype=torch.float64)
-    check_close("the norm's bias", new_bias, bias / scales, scale=10, dtype=torch.float64)
-    assert len(new_weights) == 3, f"three weights were given, {len(new_weights)} came back"
-    for weight, new_weight in zip(weights, new_weights, strict=True):
-        check_close("a weight", new_weight, weight * scales, scale=30, dtype=torch.float64)
-        before, after = (hidden * norm + bias) @ weight.T, (hidden * new_norm + new_bias) @ new_weight.T
-        check_close("the layer's output", after, before, scale=100, dtype=torch.float64)
+    for scales in (torch.tensor([3.0, 0.2, 1.0, 7.0, 0.5, 11.0]).double(), torch.linspace(0.1, 9, 6).double()):
+        given = [tensor.clone() for tensor in (norm, bias, *weights, scales)]
+        (new_norm, new_bias), new_weights = lab.fold_scales((norm, bias), weights, scales)
+        for before, after in zip(given, (norm, bias, *weights, scales), strict=True):
+            check_equal("an argument", after, before, "The tensors that were given must not be changed.")
+        check_close("the norm's weight", new_norm, norm / scales, scale=10, dtype=torch.float64)
+        check_close("the norm's bias", new_bias, bias / scales, scale=10, dtype=torch.float64)
+        assert len(new_weights) == 3, f"three weights were given, {len(new_weights)} came back"
+        for weight, new_weight in zip(weights, new_weights, strict=True):
+            check_close("a weight", new_weight, weight * scales, scale=30, dtype=torch.float64)
+            before, after = (hidden * norm + bias) @ weight.T, (hidden * new_norm + new_bias) @ new_weight.T
+            check_close("the layer's output", after, before, scale=100, dtype=torch.float64)
 
 
 def test_a_linear_layer_is_divided_by_rows(lab: Any) -> None:

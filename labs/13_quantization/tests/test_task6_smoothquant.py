@@ -108,9 +108,12 @@ def test_smoothing_changes_no_output(lab: Any) -> None:
 
 
 def test_the_layer_is_the_product_of_the_codes(lab: Any) -> None:
-    weight = quantize(gaussian_weight(5, 16, 110).float(), 8, granularity="channel")
-    bias = gaussian_weight(1, 5, 111)[0].float()
+    matrix = gaussian_weight(5, 16, 110).float()
     x = correlated_inputs(12, 16, 112)
+    # Codes of 127 only: their sum is 258,064, and the output 16.
+    matrix[3], x[0] = 1.0, 1.0
+    weight = quantize(matrix, 8, granularity="channel")
+    bias = gaussian_weight(1, 5, 111)[0].float()
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         given = x.to(dtype).reshape(3, 4, 16)
         right = right_output(given, weight, bias)
