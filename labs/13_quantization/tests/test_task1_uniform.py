@@ -108,8 +108,8 @@ def test_a_scale_is_shared_as_it_broadcasts(lab: Any) -> None:
         check_close(f"numbers for a scale of shape {list(scale.shape)}", got, expected, scale=8.0, dtype=torch.float32)
 
 
-# Bits, symmetric, granularity, group size, dtype and columns. Every number of bits comes with and without a zero point,
-# every granularity too, and groups of every kind: one number, a divisor, all but one of a row, more than a row. 23 columns
+# Bits, symmetric, granularity, group size, dtype and columns. Every number of bits and every granularity comes with and
+# without a zero point, and groups of every kind: one number, a divisor, all but one of a row, more than a row. 23 columns
 # in groups of 7 leave a last one of 2.
 CASES = [
     (2, True, "tensor", None, torch.float32, 23),
