@@ -132,6 +132,8 @@ def test_the_transform_is_the_product_with_the_matrix(lab: Any, order: int) -> N
         got = lab.hadamard_transform(values)
         advice = "x H / √n with the H of hadamard_matrix: the order of the Kronecker product, and which side."
         check_close("hadamard_transform", got, right, scale=4.0, dtype=dtype, plain=plain, advice=advice)
+        shares = got.double().norm(dim=-1) / values.double().norm(dim=-1)
+        assert bool(((shares - 1).abs() < 0.01).all()), f"a rotation keeps lengths, these are multiplied by {shares}"
     large = drawn(1, 3, order, dtype=torch.float16) * 4000
     got = lab.hadamard_transform(large)
     check_close("large numbers in fp16", got, large.double() @ matrix, scale=4e3, dtype=torch.float16,
