@@ -109,7 +109,7 @@ def test_a_scale_is_shared_as_it_broadcasts(lab: Any) -> None:
 
 
 # Bits, symmetric, granularity, group size, dtype and columns. Every number of bits and every granularity comes with and
-# without a zero point, and groups of every kind: one number, a divisor, all but one of a row, more than a row. 23 columns
+# without a zero point, and groups of every kind: one number, a divisor, a row but for one, more than a row. 23 columns
 # in groups of 7 leave a last one of 2.
 CASES = [
     (2, True, "tensor", None, torch.float32, 23),
