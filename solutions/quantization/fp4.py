@@ -32,7 +32,7 @@ def encode_fp4(x: Tensor) -> Tensor:
     # From 2 on neighbours are 1 apart, from 4 on 2; an even number of steps has an even code in each range.
     step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
     rounded = ((magnitude / step).round() * step).clamp(max=6)
-    code = torch.searchsorted(torch.tensor(MAGNITUDES, dtype=rounded.dtype), rounded)
+    code = torch.searchsorted(torch.tensor(MAGNITUDES, dtype=rounded.dtype), rounded.contiguous())
     return torch.where(x.signbit(), code + 8, code).to(torch.uint8)
     # END SOLUTION
 
