@@ -1,4 +1,4 @@
-"""The AWQ layout ("gemm"): 4-bit codes stand on their side, and words hold neighbouring outputs in an order of their own.
+"""The AWQ layout ("gemm"): 4-bit codes stand on their side, and words hold eight outputs in an order of their own.
 
 - `qweight` int32 `[in, out / 8]`: nibble i of a word, from the lowest, holds the code of output 8 · word + ORDER[i].
   GPUs unpack nibbles 0 and 4, 1 and 5 … in pairs, and so get neighbouring outputs together.

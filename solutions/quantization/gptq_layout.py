@@ -5,7 +5,7 @@
 - `scales` float16 `[groups, out]`.
 - `qzeros` int32 `[groups, out · bits / 32]`: the zero points along each row. Version 1 of the layout stores each *minus
   one*. That is done here in unsigned arithmetic, as its readers undo it: a zero point of 0 is stored as 2^bits − 1, and
-  adding one wraps around to 0. A reader that adds without wrapping sees 2^bits; version 2 stores zero points as they are.
+  adding one wraps around to 0. A reader that adds without wrapping sees 2^bits. Version 2 stores them as they are.
 - `g_idx` int32 `[in]`: the group of each input. Groups here are neighbours whatever order GPTQ took the columns in.
 """
 
@@ -119,8 +119,8 @@ def check_integer(name: str, linear: QuantizedLinear, bits: tuple[int, ...], lay
     if not isinstance(q, QuantizedTensor) or linear.activations != "float" or q.bits not in bits:
         found = f"{q.bits} bits" if isinstance(q, QuantizedTensor) else type(q).__name__
         raise ValueError(
-            f"{name}: the {layout} layout holds integer codes of {allowed} bits and float activations, got {found} with "
-            f"{linear.activations} activations; choose another --format"
+            f"{name}: the {layout} layout holds integer codes of {allowed} bits and float activations, got {found} "
+            f"with {linear.activations} activations; choose another --format"
         )
     rows, columns = q.codes.shape
     if columns % q.group_size or q.scale.shape != (rows, columns // q.group_size):
