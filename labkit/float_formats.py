@@ -19,6 +19,8 @@ MX_BLOCK = 32
 NV_BLOCK = 16
 """The same in NVFP4."""
 
+FP8_FORMATS = ("e4m3", "e5m2")
+
 
 @dataclass(frozen=True)
 class QuantizedAbsmax:
@@ -103,6 +105,8 @@ class Fp8Tensor:
     block_columns: int
 
     def __post_init__(self) -> None:
+        if self.format not in FP8_FORMATS:
+            raise ValueError(f"format must be one of {', '.join(FP8_FORMATS)}, got {self.format!r}")
         check_count("block_rows", self.block_rows, 1)
         check_count("block_columns", self.block_columns, 1)
         rows, columns = _check_codes(self.codes, 255, matrix=True)

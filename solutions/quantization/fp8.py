@@ -10,6 +10,7 @@ from torch import Tensor
 
 from labkit.checks import check_count
 from labkit.float_formats import Fp8Tensor
+from labkit.quantization_checks import check_matrix
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ def encode_fp8(x: Tensor, format: str, *, saturate: bool = True) -> Tensor:
     Source: FP8 formats (2209.05433); OCP 8-bit Floating Point Specification v1.0.
     """
     kind = _format(format)
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"x must be float32, float16 or bfloat16, got {x.dtype}; convert it first")
+    _check_dtype(x)
     # BEGIN SOLUTION
     bits = x.float().contiguous().view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
@@ -118,20 +118,15 @@ def quantize_fp8(x: Tensor, format: str = "e4m3", granularity: str = "tensor", b
     Source: module section 4.3.
     """
     kind = _format(format)
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.ndim != 2 or x.numel() == 0:
-        raise ValueError(
-            f"x must be a matrix in float32, float16 or bfloat16 with rows and columns, got {x.dtype} {list(x.shape)}"
-        )
-    if not bool(x.isfinite().all()):
-        row, column = x.isfinite().logical_not().nonzero()[0].tolist()
-        raise ValueError(f"x must be finite, got {x[row, column].item()} at row {row}, column {column}; mend it first")
+    _check_dtype(x)
+    check_matrix("x", x)
     check_count("block_size", block_size, 1)
     rows, columns = x.shape
     shapes = {"tensor": (rows, columns), "channel": (1, columns), "block": (block_size, block_size)}
     if granularity not in shapes:
         raise ValueError(f"granularity must be one of {', '.join(shapes)}, got {granularity!r}")
-    block_rows, block_columns = shapes[granularity]
     # BEGIN SOLUTION
+    block_rows, block_columns = shapes[granularity]
     values = x.float()
     padded = torch.nn.functional.pad(values.abs(), (0, -columns % block_columns, 0, -rows % block_rows))
     absmax = padded.unflatten(1, (-1, block_columns)).unflatten(0, (-1, block_rows)).amax((1, 3))
@@ -162,6 +157,12 @@ def _format(name: str) -> Float8:
     if name not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name]
+
+
+def _check_dtype(x: Tensor) -> None:
+    """Refuse numbers that float32 can't hold as they are."""
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"x must be float32, float16 or bfloat16, got {x.dtype}; convert it first")
 
 
 # BEGIN SOLUTION

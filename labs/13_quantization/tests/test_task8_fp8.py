@@ -270,7 +270,7 @@ def test_bad_fp8_arguments_are_refused(lab: Any) -> None:
     for bad in (NAN, INF, -INF):
         spoilt = x.clone()
         spoilt[2, 4] = bad
-        check_refused(f"a matrix with {bad}", lambda given=spoilt: lab.quantize_fp8(given), mentions="row 2, column 4")
+        check_refused(f"a matrix with {bad}", lambda given=spoilt: lab.quantize_fp8(given), mentions="[2, 4]")
     check_refused("a format of that name", lambda: lab.encode_fp8(x, "e3m4"), mentions="e3m4")
     check_refused("decoding a format of that name", lambda: lab.decode_fp8(CODES, "fp8"), mentions="fp8")
     check_refused("quantizing to a format of that name", lambda: lab.quantize_fp8(x, "E4M3"), mentions="E4M3")

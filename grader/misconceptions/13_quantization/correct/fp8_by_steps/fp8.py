@@ -57,7 +57,7 @@ def quantize_fp8(x: Tensor, format: str = "e4m3", granularity: str = "tensor", b
     if x.dtype not in DTYPES or x.dim() != 2 or not x.numel():
         raise ValueError(f"x is {x.dtype} of shape {list(x.shape)}")
     for row, column in (~x.isfinite()).nonzero().tolist():
-        raise ValueError(f"x is not finite at row {row}, column {column}")
+        raise ValueError(f"x is not finite at [{row}, {column}]")
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}")
     rows, columns = x.shape
