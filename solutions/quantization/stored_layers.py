@@ -67,9 +67,9 @@ def read_layer(name: str, parts: Tensors, stated: StatedScheme) -> StoredLayer |
 
     - GPTQ: qweight `[in · bits / 32, out]`, scales `[groups, out]`, g_idx `[in]`, zero points always.
     - AWQ: qweight `[in, out · bits / 32]`, scales `[groups, out]`, zero points always.
-    - compressed-tensors, packed: weight_packed `[out, words]` of as many codes as fit into a word of 32 bits (of 8, if
-      it is U8), weight_scale `[out, groups]`, and weight_zero_point unless symmetric. The last word of a row may hold
-      padding, which can't be seen; but a row has no more columns than its groups.
+    - compressed-tensors, packed: weight_packed `[out, ⌈in · bits / 32⌉]` (8 instead of 32 if it is U8), weight_scale
+      `[out, groups]`, and weight_zero_point unless symmetric. What the last word of a row has left over can't be seen;
+      but a row has no more columns than its groups.
     - weight `[out, in]` in I8 or F8 with weight_scale, weight_scale_inv or SCB of any shape; symmetric unless there is
       a weight_zero_point.
     - bitsandbytes: weight in U8 with two codes a byte, weight.absmax with one number a block; its codes are levels of a
@@ -99,7 +99,7 @@ def read_layer(name: str, parts: Tensors, stated: StatedScheme) -> StoredLayer |
         symmetric = stated.symmetric
     elif "weight_packed" in parts:
         bits, (word_type, (rows, words)) = _bits(name, stated.bits), parts["weight_packed"]
-        columns = words * (8 * TYPE_BYTES[word_type] // bits)
+        columns = words * 8 * TYPE_BYTES[word_type] // bits
         if stated.group_size is not None and stated.group_size > 0:
             columns = min(columns, _scales(name, parts) // rows * stated.group_size)
         symmetric = "weight_zero_point" not in parts

@@ -155,6 +155,9 @@ def test_packed_rows_are_as_long_as_their_groups(lab: Any) -> None:
     report = look(lab, packed_config(group(["Linear"], bits=8, size=None)), packed_layer(Q, 64, 12, 1))
     assert [(x.bits, x.group_size, x.num_weights) for x in report.layers] == [(8, 48, 3072)], f"got {report.layers}"
     check(report, contradictions=())
+    # Codes of 5 bits run on across words: 64 of them take ten.
+    report = look(lab, packed_config(group(["Linear"], bits=5, size=None)), packed_layer(Q, 32, 10, 1))
+    assert [(x.bits, x.group_size, x.num_weights) for x in report.layers] == [(5, 64, 2048)], f"got {report.layers}"
 
 
 def test_each_layer_has_its_own_group_of_settings(lab: Any) -> None:

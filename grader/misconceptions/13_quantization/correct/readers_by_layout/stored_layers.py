@@ -90,7 +90,7 @@ def _words(name: str, parts: Tensors, stated: StatedScheme) -> tuple[int, int, i
 def _packed(name: str, parts: Tensors, stated: StatedScheme) -> tuple[int, int, int, bool | None]:
     bits = _known_bits(name, stated)
     dtype, (rows, words) = parts["weight_packed"]
-    columns = words * (TYPE_BYTES[dtype] * 8 // bits)
+    columns = words * TYPE_BYTES[dtype] * 8 // bits
     if (stated.group_size or 0) > 0:
         columns = min(columns, _num_scales(name, parts) // rows * (stated.group_size or 0))
     return bits, rows, columns, "weight_zero_point" not in parts
