@@ -183,10 +183,12 @@ def test_a_learned_rotation_beats_where_it_began(lab: Any) -> None:
         assert got < most * first, f"on {what} the loss fell from {first:.5f} to {got:.5f}; expected below {most} of it"
     again = lab.learn_rotation(weights, seen, start)
     check_equal("learning once more", again, learned, "The same start and inputs give the same rotation.")
-    for bits in (3, 8):
-        learned = lab.learn_rotation(weights, seen, start.float(), bits, 40)
-        check_orthogonal(f"learned for {bits} bits", learned, 32)
-        got, first = loss(weights, seen, learned, bits), loss(weights, seen, start, bits)
+    for bits, size in ((3, 32), (8, 16)):
+        weights, inputs = layers(20 + bits, size, 90)
+        start = sylvester(11, size)
+        learned = lab.learn_rotation(weights, inputs, start.float(), bits, 40)
+        check_orthogonal(f"learned for {bits} bits", learned, size)
+        got, first = loss(weights, inputs, learned, bits), loss(weights, inputs, start, bits)
         assert got < 0.9 * first, f"with {bits} bits the loss fell from {first:.3g} to {got:.3g}"
 
 
