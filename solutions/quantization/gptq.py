@@ -76,19 +76,20 @@ def gptq(
     rows, columns = weight.shape
     dtype = torch.promote_types(weight.dtype, torch.float32)
     diagonal = hessian.diagonal()
-    order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(columns)
+    order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(columns, device=weight.device)
     place = order.argsort()
     found = inverse_factor(hessian[order][:, order], damping)
     if found is None:
         warn("GPTQ: no activation, or a Hessian that no damping helps; the weights are rounded to nearest")
         # The factor of features that have nothing to do with each other: no error is passed on.
-        factor, work = torch.eye(columns, dtype=torch.float64), weight[:, order].double()
+        factor, work = torch.eye(columns, dtype=torch.float64, device=weight.device), weight[:, order].double()
     else:
         factor, work = found[0], (weight.double() * (diagonal > 0))[:, order]
 
     groups = place.split(group_size)
     params: dict[int, tuple[Tensor, Tensor | None]] = {}
-    codes = torch.empty(rows, columns, dtype=torch.int8 if symmetric or bits < 8 else torch.int16)
+    code_dtype = torch.int8 if symmetric or bits < 8 else torch.int16
+    codes = torch.empty(rows, columns, dtype=code_dtype, device=weight.device)
     errors = torch.zeros_like(work)
     for start in range(0, columns, block_size):
         end = min(start + block_size, columns)
