@@ -32,7 +32,8 @@ def encode_fp4(x: Tensor) -> Tensor:
     # From 2 on neighbours are 1 apart, from 4 on 2; an even number of steps has an even code in each range.
     step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
     rounded = ((magnitude / step).round() * step).clamp(max=6)
-    code = torch.searchsorted(torch.tensor(MAGNITUDES, dtype=rounded.dtype), rounded.contiguous())
+    magnitudes = torch.tensor(MAGNITUDES, dtype=rounded.dtype, device=x.device)
+    code = torch.searchsorted(magnitudes, rounded.contiguous())
     return torch.where(x.signbit(), code + 8, code).to(torch.uint8)
     # END SOLUTION
 
@@ -51,6 +52,6 @@ def decode_fp4(codes: Tensor) -> Tensor:
     """
     check_integers("codes", codes, 0, 15)
     # BEGIN SOLUTION
-    magnitudes = torch.tensor(MAGNITUDES)
+    magnitudes = torch.tensor(MAGNITUDES, device=codes.device)
     return torch.cat([magnitudes, -magnitudes])[codes.int()]
     # END SOLUTION

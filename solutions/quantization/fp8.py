@@ -64,7 +64,7 @@ def decode_fp8(codes: Tensor, format: str) -> Tensor:
     if codes.dtype != torch.uint8:
         raise ValueError(f"codes must be uint8, got {codes.dtype}; reinterpret other bytes by codes.view(torch.uint8)")
     # BEGIN SOLUTION
-    table = torch.tensor([_number(code, kind) for code in range(256)], dtype=torch.float32)
+    table = torch.tensor([_number(code, kind) for code in range(256)], device=codes.device)
     return table[codes.int()]
     # END SOLUTION
 

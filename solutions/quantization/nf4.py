@@ -57,7 +57,7 @@ def quantize_nf4(x: Tensor, block_size: int = 64, *, double_quantization: bool =
     absmax = blocks.abs().amax(1)
     # A block of zeros has no scale, and needs none: 0 is a level.
     ratios = blocks / torch.where(absmax > 0, absmax, 1.0)[:, None]
-    levels = nf4_levels()
+    levels = nf4_levels().to(x.device)
     codes = torch.bucketize(ratios, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
     codes = codes.reshape(-1)[: len(values)].reshape(x.shape)
     return Nf4Tensor(codes, quantize_absmax(absmax) if double_quantization else absmax, block_size)
@@ -72,7 +72,7 @@ def dequantize_nf4(q: Nf4Tensor) -> Tensor:
     """
     # BEGIN SOLUTION
     absmax = dequantize_absmax(q.absmax) if isinstance(q.absmax, QuantizedAbsmax) else q.absmax
-    values = nf4_levels()[q.codes.reshape(-1).int()]
+    values = nf4_levels().to(q.codes.device)[q.codes.reshape(-1).int()]
     return (values * absmax.repeat_interleave(q.block_size)[: len(values)]).reshape(q.codes.shape)
     # END SOLUTION
 
