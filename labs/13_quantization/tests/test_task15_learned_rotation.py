@@ -184,16 +184,17 @@ def test_a_learned_rotation_beats_where_it_began(lab: Any) -> None:
     again = lab.learn_rotation(weights, seen, start)
     check_equal("learning once more", again, learned, "The same start and inputs give the same rotation.")
     for bits, size in ((3, 32), (8, 16)):
-        weights, inputs = layers(20 + bits, size, 90)
+        # In float64: where a search ends at the edge of a rounding, float32 may stand on the other side of it.
+        weights, inputs = layers(20 + bits, size, 90, DOUBLE)
         start = sylvester(11, size)
-        learned = lab.learn_rotation(weights, inputs, start.float(), bits, 40)
+        learned = lab.learn_rotation(weights, inputs, start, bits, 60)
         check_orthogonal(f"learned for {bits} bits", learned, size)
         got, first = loss(weights, inputs, learned, bits), loss(weights, inputs, start, bits)
         assert got < 0.9 * first, f"with {bits} bits the loss fell from {first:.3g} to {got:.3g}"
 
 
 def test_learning_never_makes_it_worse(lab: Any) -> None:
-    weights, inputs = layers(12, 32, 60)
+    weights, inputs = layers(12, 32, 60, DOUBLE)
     start = lab.learn_rotation(weights, inputs, sylvester(13, 32), 4, 40)
     first = loss(weights, inputs, start, 4)
     assert first < 0.85 * loss(weights, inputs, sylvester(13, 32), 4), "40 steps from a Hadamard matrix must gain"
@@ -203,7 +204,7 @@ def test_learning_never_makes_it_worse(lab: Any) -> None:
         got = loss(weights, inputs, learned, 4)
         assert got < 1.001 * first, f"{steps} steps of {size} made the loss {got:.5f} from {first:.5f}; keep the best"
         if steps == 0 or size == 0:
-            check_close("no step", learned, start, scale=1.0, dtype=DOUBLE, advice="Nothing is to change.")
+            check_close("no step", learned, start, scale=1e4, dtype=DOUBLE, advice="Nothing is to change.")
     # One step that helps: it must be looked at, too.
     start = sylvester(13, 32)
     learned = lab.learn_rotation(weights, inputs, start, 4, 1, 0.05)

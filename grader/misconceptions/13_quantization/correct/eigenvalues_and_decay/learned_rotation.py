@@ -1,4 +1,4 @@
-"""Gradients written out by hand, Cayley's transform by eigenvalues, and steps that are halved until they help."""
+"""Gradients written out by hand, Cayley's transform by eigenvalues, and steps that shrink by a constant factor."""
 
 from __future__ import annotations
 
@@ -71,27 +71,21 @@ def cayley_step(rotation: Tensor, gradient: Tensor, step_size: float) -> Tensor:
 def learn_rotation(
     weights: Sequence[Tensor], inputs: Tensor, start: Tensor, bits: int = 4, steps: int = 100, step_size: float = 0.5
 ) -> Tensor:
-    """A step is taken only if it helps; if it doesn't, the next one is half as long."""
+    """Every place is weighed; steps shrink by a constant factor."""
     _check(weights, inputs)
     check_rotation("start", start, inputs.shape[1])
     _bits(bits)
     _size(step_size)
     if type(steps) is not int or steps < 0:
         raise ValueError(f"steps must be a whole number, got {steps!r}")
-    here, there = start.double(), None
-    for _ in range(steps):
-        if there is None:
-            free = here.clone().requires_grad_()
-            height = rotation_loss(weights, inputs, free, bits)
-            (gradient,) = torch.autograd.grad(height, free)
-        skew = gradient @ here.T
+    places = [start.double()]
+    for step in range(steps):
+        free = places[-1].clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(rotation_loss(weights, inputs, free, bits), free)
+        skew = gradient @ places[-1].T
         norm = float((skew - skew.T).norm()) or 1.0
-        there = cayley_step(here, gradient, step_size * math.sqrt(2) / norm)
-        if float(rotation_loss(weights, inputs, there, bits)) < float(height.detach()):
-            here, there = there, None
-        else:
-            step_size /= 2
-    return here.clone()
+        places.append(cayley_step(places[-1], gradient, step_size * 0.97**step * math.sqrt(2) / norm))
+    return min(places, key=lambda place: float(rotation_loss(weights, inputs, place, bits)))
 
 
 def _check(weights: Sequence[Tensor], inputs: Tensor) -> None:
