@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from labkit.checkpoint_audit import NONE_NEEDED
 from labkit.checkpoints.gguf_file import open_gguf
 from labkit.checkpoints.gguf_tokenizer import read_tokenizer
 from labkit.quantized import QuantizedTensor
@@ -93,7 +94,9 @@ def _folder_writer(model: QuantizedModel, format: str, folder: Path, origin: Ori
     tensors = {name: tensor.to(torch.float16).contiguous() for name, tensor in model.floats.items()}
     for name, linear in model.linears.items():
         tensors |= pack(name, linear)
-    entries = model.config.to_huggingface() | {"dtype": "float16", "quantization_config": config}
+    # Outside of `quantization_config`, whose readers may refuse entries that they don't know.
+    facts = {"dtype": "float16", "calibration": origin.calibration or NONE_NEEDED, "quantization_config": config}
+    entries = model.config.to_huggingface() | facts
 
     def write() -> None:
         # config.json comes last: a folder without it is no checkpoint.
@@ -139,7 +142,8 @@ def _gguf_writer(model: QuantizedModel, folder: Path, origin: Origin, head_bits:
         tensors[f"{name}.weight"] = _gguf_linear(name, linear)
     most = max(kinds := [tensors[f"{name}.weight"].kind for name in model.linears], key=kinds.count)
     file_type = origin.method.upper() if origin.method.upper() in ("Q4_K", "Q6_K") else most
-    return lambda: write_gguf(folder / GGUF, model.config, tensors, tokenizer_from, file_type)
+    text = origin.calibration or NONE_NEEDED
+    return lambda: write_gguf(folder / GGUF, model.config, tensors, tokenizer_from, file_type, text)
 
 
 def _gguf_linear(name: str, linear: QuantizedLinear) -> GgufTensor:

@@ -37,7 +37,12 @@ _FILE_TYPE = {
 
 
 def write_gguf(
-    path: Path, config: ModelConfig, tensors: Mapping[str, GgufTensor], tokenizer_from: Path, file_type: str
+    path: Path,
+    config: ModelConfig,
+    tensors: Mapping[str, GgufTensor],
+    tokenizer_from: Path,
+    file_type: str,
+    calibration: str,
 ) -> None:
     """Write a model. The finished file appears by one rename.
 
@@ -47,6 +52,7 @@ def write_gguf(
         tensors: under their Hugging Face names, with Hugging Face's order of rows.
         tokenizer_from: a GGUF file of the same model; its tokenizer and general facts are carried over.
         file_type: the block type that most weights have.
+        calibration: name of the text that the weights were calibrated on, for the record.
 
     Raises:
         ValueError: tensors that are not those of the model, RoPE scaling that the file cannot express, a tokenizer of
@@ -68,6 +74,7 @@ def write_gguf(
     _add_sizes(writer, config)
     writer.add_file_type(_FILE_TYPE.get(file_type, gguf.LlamaFileType.GUESSED))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_string("quantize.imatrix.dataset", calibration)
     for name, tensor in tensors.items():
         data = permute_rows(name, tensor.data, config).contiguous()
         if tensor.kind in _PLAIN:

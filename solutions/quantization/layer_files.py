@@ -17,7 +17,7 @@ from labkit.quantized import QuantizedTensor
 from solutions.quantization.methods import QuantizedBlock
 from solutions.quantization.quantized_model import GgufTensor, QuantizedLinear
 
-_KINDS = {
+_KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (QuantizedTensor, Fp8Tensor, Nf4Tensor, QuantizedAbsmax, Mxfp4Tensor, Nvfp4Tensor, GgufTensor)
 }
@@ -71,7 +71,7 @@ def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> dict[str, 
 
 def _put_together(facts: dict[str, Any], name: str, tensors: dict[str, Tensor]) -> Any:
     kind = _KINDS[facts["kind"]]
-    parts = {}
+    parts: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         if f"{name}/{field.name}" in tensors:
             parts[field.name] = tensors[f"{name}/{field.name}"]

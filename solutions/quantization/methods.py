@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from labkit.config import ModelConfig
 from labkit.linear_inputs import block_linears
 from labkit.quantized import QuantizedTensor
 from solutions.quantization.awq import search_scales
@@ -15,12 +16,14 @@ from solutions.quantization.folding import fold_scales
 from solutions.quantization.fp8 import quantize_fp8
 from solutions.quantization.gguf_blocks import BLOCK_TYPES, encode_blocks
 from solutions.quantization.gptq import gptq
+from solutions.quantization.hadamard import random_rotation
 from solutions.quantization.hessian import update_hessian
 from solutions.quantization.importance import update_importance
 from solutions.quantization.k_quants import encode_q4_k, encode_q6_k
 from solutions.quantization.microscaling import quantize_mxfp4, quantize_nvfp4
 from solutions.quantization.nf4 import quantize_nf4
 from solutions.quantization.quantized_model import GgufTensor, QuantizedLinear, Stored
+from solutions.quantization.rotation import fold_gains, rotate_gated, rotate_heads, rotate_residual
 from solutions.quantization.smoothquant import smooth
 from solutions.quantization.uniform import dequantize, group_params, quantize, to_codes
 
@@ -29,6 +32,8 @@ SUPER_BLOCK = 256
 FALLBACK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
 """What the field takes for rows that super-blocks do not divide: a block of 32 with about the bits in reserve."""
 _SMALLEST_HALF = 2.0**-24
+_SEARCH_TOKENS = 512
+"""AWQ tries every scale on all of them, and means over more tokens hardly differ."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ class Method:
         calibrated: needs activations; "optional" takes them if there are any.
         formats: checkpoint formats that hold the result; none for what is only simulated here.
         fixed_bits: the bits of a code if the user cannot choose.
+        prepare: turns the model into an equal one that quantizes better.
     """
 
     summary: str
@@ -98,6 +104,7 @@ class Method:
     calibrated: bool | str = False
     formats: tuple[str, ...] = ()
     fixed_bits: int | None = None
+    prepare: Callable[[ModelConfig, Mapping[str, Tensor]], tuple[ModelConfig, dict[str, Tensor]]] | None = None
 
 
 def half_group_params(values: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor | None]:
@@ -161,8 +168,10 @@ def _awq(block: Block, settings: Settings) -> QuantizedBlock:
         return dequantize(round_in_groups(weight, bits, group_size, symmetric))
 
     def scales(readers: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
+        step = -(-len(inputs) // _SEARCH_TOKENS)
+        few = inputs[::step]
         return search_scales(
-            readers, inputs, settings.bits, settings.group_size, symmetric=settings.symmetric, round_to_nearest=back
+            readers, few, settings.bits, settings.group_size, symmetric=settings.symmetric, round_to_nearest=back
         )
 
     def fold(producers: list[Tensor], readers: tuple[Tensor, ...], inputs: Tensor) -> Folded:
@@ -233,6 +242,24 @@ def _nvfp4(block: Block, settings: Settings) -> QuantizedBlock:
     return _each(block, lambda _, weight: quantize_nvfp4(weight))
 
 
+def _w4a4(block: Block, settings: Settings) -> QuantizedBlock:
+    return _each(block, lambda _, weight: _grouped(weight, settings), "int4")
+
+
+def _quarot(block: Block, settings: Settings) -> QuantizedBlock:
+    plain = _w4a4(block, settings)
+    down = block_linears(block.layer)[-1]
+    return QuantizedBlock(plain.linears | {down: QuantizedLinear(plain.linears[down].stored, "hadamard-int4")})
+
+
+def _rotated(config: ModelConfig, weights: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The same model in coordinates in which no channel stands out; down_proj expects its input transformed."""
+    config, rotated = fold_gains(config, weights)
+    rotated = rotate_residual(config, rotated, random_rotation(config.hidden_size, 0))
+    rotated = rotate_heads(config, rotated, random_rotation(config.head_dim, 1))
+    return config, rotate_gated(config, rotated)
+
+
 def _gguf(kind: str) -> Callable[[Block, Settings], QuantizedBlock]:
     def quantize_block(block: Block, settings: Settings) -> QuantizedBlock:
         return _each(block, lambda name, weight: gguf_tensor(weight, kind, block.inputs.get(name)))
@@ -285,6 +312,8 @@ METHODS: dict[str, Method] = {
     "llm.int8": Method("W8A8 but for outlier features (2208.07339)", _llm_int8, fixed_bits=8),
     "nf4": Method("normal quantiles, double quantization (2305.14314)", _nf4, fixed_bits=4),
     "mxfp4": Method("FP4 with a power of two per 32 weights", _mxfp4, fixed_bits=4),
+    "w4a4": Method("RTN, and activations of each token in 4 bits", _w4a4),
+    "quarot": Method("the same behind Hadamard rotations (2404.00456)", _quarot, prepare=_rotated),
     "nvfp4": Method("FP4 with an FP8 scale per 16 weights", _nvfp4, fixed_bits=4),
     **{
         kind.lower(): Method(f"llama.cpp's {kind}", _gguf(kind), "optional" if kind in FALLBACK else False, ("gguf",),

@@ -37,7 +37,7 @@ def quantize_model(
 
     Each block is calibrated on what the blocks before it give *after* they were quantized. Memory beyond the model
     and the result is that of one block: its activations, a Hessian and copies of its weights. The decoder's own
-    weights are replaced by the quantized ones on the way.
+    weights are replaced by the quantized ones on the way, unless the method prepares a model of its own first.
 
     Args:
         decoder: the model, in float32.
@@ -59,6 +59,8 @@ def quantize_model(
     calibration = calibration if method.calibrated else None
     for name, weight in decoder.weights.items():
         check_finite(name, weight)
+    if method.prepare is not None:
+        decoder = Decoder(*method.prepare(decoder.config, decoder.weights))
     if work is not None:
         _open_work(work, decoder, method_name, settings, calibration)
     walk = LayerWalk(decoder, calibration.tokens) if calibration is not None else None

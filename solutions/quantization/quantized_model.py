@@ -15,15 +15,17 @@ from labkit.float_formats import Fp8Tensor, Mxfp4Tensor, Nf4Tensor, Nvfp4Tensor,
 from labkit.quantized import QuantizedTensor
 from solutions.quantization.fp8 import dequantize_fp8, quantize_fp8
 from solutions.quantization.gguf_blocks import decode_blocks
+from solutions.quantization.hadamard import hadamard_transform
 from solutions.quantization.k_quants import decode_q4_k, decode_q6_k
 from solutions.quantization.llm_int8 import llm_int8_linear
 from solutions.quantization.microscaling import dequantize_mxfp4, dequantize_nvfp4
 from solutions.quantization.nf4 import dequantize_nf4
 from solutions.quantization.smoothquant import w8a8_linear
-from solutions.quantization.uniform import dequantize
+from solutions.quantization.uniform import dequantize, quantize
 
-ACTIVATIONS = ("float", "int8", "fp8", "llm.int8")
-"""How a layer's inputs are treated: left alone; quantized for each token; or in 8 bits but for outlier features."""
+ACTIVATIONS = ("float", "int8", "fp8", "llm.int8", "int4", "hadamard-int4")
+"""How a layer's inputs are treated: left alone; quantized for each token; in 8 bits but for outlier features; in 4 bits
+behind a Hadamard transform, which the weights undo."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,14 @@ class SimulatedDecoder(Decoder):
         if linear.activations == "llm.int8":
             outputs = llm_int8_linear(inputs, weight)
             return outputs if bias is None else outputs + bias
-        tokens = quantize_fp8(inputs.flatten(0, -2), "e4m3", "channel")
-        return F.linear(dequantize_fp8(tokens).view_as(inputs), weight, bias)
+        if linear.activations == "hadamard-int4":
+            inputs = hadamard_transform(inputs)
+        tokens = inputs.flatten(0, -2)
+        if linear.activations == "fp8":
+            rounded = dequantize_fp8(quantize_fp8(tokens, "e4m3", "channel"))
+        else:
+            rounded = dequantize(quantize(tokens, 4, granularity="token"))
+        return F.linear(rounded.view_as(inputs), weight, bias)
 
 
 def dequantized(stored: Stored) -> Tensor:
