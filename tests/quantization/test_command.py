@@ -126,6 +126,33 @@ def test_weights_that_are_not_finite_are_named(model: Path, tmp_path: Path) -> N
     assert result.exit_code == 2 and "model.layers.1.mlp.down_proj.weight must be finite" in result.output
 
 
+def test_compare_writes_a_table_of_all_methods_asked_for(model: Path, tmp_path: Path) -> None:
+    names = "rtn,gptq@prose,gptq@code,gptq:3@prose,q8_0,nf4"
+    sizes = "--tokens 256 --window 64 --sequences 2 --length 64 --group-size 32".split()
+    file = tmp_path / "table.md"
+    result = run("compare", "--model", str(model), "--methods", names, *sizes, "--out", str(file))
+    assert result.exit_code == 0, result.output
+    table = file.read_text()
+    # The first table ends with an empty line.
+    lines = [line for line in table.partition("\n\nAt equal bits")[0].splitlines() if line.startswith("|")]
+    rows = {line.split("|")[1].strip(): line for line in lines}
+    assert set(names.split(",")) | {"as given"} <= set(rows)
+    assert "| 4.50 |" in rows["gptq@code"] and "| 3.50 |" in rows["gptq:3@prose"] and "| 8.50 |" in rows["q8_0"]
+    # Each differs from the weights as given: by more with fewer bits.
+    changes = {name: float(rows[name].split("|")[4].split(",")[1].split("%")[0]) for name in names.split(",")}
+    assert abs(changes["q8_0"]) < abs(changes["gptq:3@prose"])
+    assert "×" in rows["rtn"] and "×" not in rows["nf4"]
+    assert "| gptq@prose | gptq@code |" in table, "equal bits are compared in pairs"
+    assert "calibrated on the other kind of text" in table.lower()
+
+
+def test_compare_refuses_what_it_does_not_know(model: Path) -> None:
+    for names, message in (("rtn,hqq", "method must be one of"), ("gptq@poetry", "prose or code"),
+                           ("gptq:x", "gptq:3")):  # fmt: skip
+        result = run("compare", "--model", str(model), "--methods", names)
+        assert result.exit_code == 2 and message in result.output, result.output
+
+
 def test_audit_of_no_checkpoint_says_so(tmp_path: Path) -> None:
     result = run("audit", str(tmp_path))
     assert result.exit_code == 2 and "holds no checkpoint" in result.output
