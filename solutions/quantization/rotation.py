@@ -99,9 +99,9 @@ def rotate_residual(config: ModelConfig, weights: Weights, rotation: Tensor) -> 
     check_weights(config, weights)
     if config.tie_embeddings:
         raise ValueError("tied embeddings can't be rotated: fold the gains first, which unties them")
-    for name, weight in weights.items():
-        if name.endswith("norm.weight") and not bool((weight == 1).all()):
-            raise ValueError(f"the gain {name} isn't 1, so it doesn't commute with a rotation; fold the gains first")
+    unfolded = [name for name in weights if name.endswith("norm.weight") and bool((weights[name] != 1).any())]
+    if unfolded:
+        raise ValueError(f"the gain {unfolded[0]} isn't 1, so it doesn't commute with a rotation; fold the gains first")
     check_rotation("rotation", rotation, config.hidden_size)
     # BEGIN SOLUTION
     q = rotation.double()
