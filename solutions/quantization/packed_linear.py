@@ -143,9 +143,7 @@ class PackedDecoder(Decoder):
         packed_tokens: as for `Int4Linear`.
     """
 
-    def __init__(
-        self, model: QuantizedModel, head_bits: int | None = None, packed_tokens: int = PACKED_TOKENS
-    ) -> None:
+    def __init__(self, model: QuantizedModel, head_bits: int | None = None, packed_tokens: int = PACKED_TOKENS) -> None:
         if head_bits not in (None, 8):
             raise ValueError(f"the head is packed in 8 bits, or with None left alone; got {head_bits}")
         found = {name: pack_linear(linear, packed_tokens) for name, linear in model.linears.items()}
