@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -78,10 +78,22 @@ class Decoder:
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Run the model without checks, which cost a GPU a wait per step; otherwise as `__call__`."""
+        for hidden in self.hidden_states(tokens, positions, attend):
+            pass
+        return self.head(hidden)
+
+    def hidden_states(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Iterator[Tensor]:
+        """Run the model up to its head, without checks, and show what stands between its layers.
+
+        Yields:
+            `[batch, tokens, hidden]`, one more than there are layers: the embeddings, then what each layer leaves,
+            the last one normed, as the head reads it. The numbering is that of transformers' `hidden_states`.
+        """
         positions = positions.expand(tokens.shape)
         cos, sin = self._rotation(positions)
         hidden = F.embedding(tokens, self.weights["model.embed_tokens.weight"])
         for layer in range(self.config.num_layers):
+            yield hidden
             block = f"model.layers.{layer}"
             normed = self._norm(hidden, f"{block}.input_layernorm")
             q = self._heads(normed, f"{block}.self_attn.q_proj")
@@ -96,7 +108,10 @@ class Decoder:
             gate = F.silu(self.linear(normed, f"{block}.mlp.gate_proj"))
             gated = gate * self.linear(normed, f"{block}.mlp.up_proj")
             hidden = hidden + self.linear(gated, f"{block}.mlp.down_proj")
-        hidden = self._norm(hidden, "model.norm")
+        yield self._norm(hidden, "model.norm")
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """The logits of normed hidden states: `[..., hidden] -> [..., vocab]`."""
         return self.linear(hidden, "model.embed_tokens" if self.config.tie_embeddings else "lm_head")
 
     def linear(self, inputs: Tensor, name: str) -> Tensor:
