@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -78,9 +79,8 @@ class Decoder:
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Run the model without checks, which cost a GPU a wait per step; otherwise as `__call__`."""
-        for hidden in self.hidden_states(tokens, positions, attend):
-            pass
-        return self.head(hidden)
+        # Only the last one is kept: a list of all would hold the activations of every layer.
+        return self.head(deque(self.hidden_states(tokens, positions, attend), maxlen=1).pop())
 
     def hidden_states(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Iterator[Tensor]:
         """Run the model up to its head, without checks, and show what stands between its layers.

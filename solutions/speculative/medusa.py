@@ -35,7 +35,8 @@ def medusa_logits(weights: Mapping[str, Tensor], features: Tensor, head: int) ->
     # BEGIN SOLUTION
     name = f"heads.{head}"
     inner = torch.nn.functional.linear(features, weights[f"{name}.linear.weight"], weights[f"{name}.linear.bias"])
-    output = weights.get(f"{name}.lm_head.weight", weights.get("lm_head.weight"))
+    own = f"{name}.lm_head.weight"
+    output = weights[own if own in weights else "lm_head.weight"]
     return torch.nn.functional.linear(features + torch.nn.functional.silu(inner), output)
     # END SOLUTION
 
