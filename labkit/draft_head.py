@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from labkit.config import ModelConfig
 from labkit.decoder import Attend
 from labkit.decoder_layer import rms_norm
+from labkit.protocols import Spec
 
 
 class DraftHead(Protocol):
@@ -145,3 +147,45 @@ def check_draft_vocabulary(target_ids: Tensor | None, size: int, vocab_size: int
         raise ValueError(f"target_ids must be {size} different int64, one a row of lm_head.weight, got {len(ids)}")
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise ValueError(f"target_ids must lie between 0 and {vocab_size - 1}, got {min(ids)} to {max(ids)}")
+
+
+@dataclass(frozen=True)
+class ScriptedHead(Spec):
+    """A `DraftHead` whose answers come from the test's own functions, so that the test sees every call.
+
+    Args:
+        vocab_size: token ids of the target.
+        read: see `DraftHead.read`.
+        append: see `DraftHead.append`.
+        logits: see `DraftHead.logits`.
+        truncate: takes the new length.
+        length: returns the rows remembered.
+    """
+
+    vocab_size: int
+    read: Callable[[Tensor], Tensor]
+    append: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    logits: Callable[[Tensor], Tensor]
+    truncate: Callable[[int], None]
+    length: Callable[[], int]
+
+    def build(self) -> DraftHead:
+        """An object that calls back."""
+        return _Scripted(self)
+
+
+class _Scripted:
+    """Shows a script's functions as the methods and properties of the protocol."""
+
+    def __init__(self, script: ScriptedHead) -> None:
+        self.vocab_size = script.vocab_size
+        self.read = script.read
+        self.append = script.append
+        self.logits = script.logits
+        self.truncate = script.truncate
+        self._script = script
+
+    @property
+    def length(self) -> int:
+        """Rows remembered, by the test's count."""
+        return self._script.length()

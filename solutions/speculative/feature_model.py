@@ -1,4 +1,4 @@
-"""Task 13b: a target that remembers what it thought of each token."""
+"""Task 12b: a target that remembers what it thought of each token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task 12: Medusa: heads beside the target's own, each of which looks one token further."""
+"""Task 12a: Medusa: heads beside the target's own, each of which looks one token further."""
 
 from __future__ import annotations
 
