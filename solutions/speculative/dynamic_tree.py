@@ -19,6 +19,8 @@ from .tree import ancestor_mask
 
 Expand = Callable[[list[int], list[int]], Tensor | None]
 
+GREEDY = SamplingParams(temperature=0.0)
+
 
 def grow_tree(first: Tensor, expand: Expand, width: int, depth: int, size: int) -> DraftTree:
     """The drafts that the head holds likeliest, of the many that it has looked at.
@@ -104,7 +106,7 @@ class DynamicTreeDrafter(FeatureDrafter):
         width: int = 8,
         depth: int = 5,
         size: int = 24,
-        params: SamplingParams = SamplingParams(temperature=0.0),
+        params: SamplingParams = GREEDY,
         distribution: Distribution = token_distribution,
     ) -> None:
         super().__init__(target, head, params, distribution)
