@@ -86,7 +86,8 @@ def likely_tokens(settings: SamplingParams) -> list[int]:
         row = token_distribution(last_logits([*PROMPT, first]), settings)[0]
         for second in row.nonzero().flatten().tolist():
             found.add(second)
-            found |= set(token_distribution(last_logits([*PROMPT, first, second]), settings)[0].nonzero()[:, 0].tolist())
+            third = token_distribution(last_logits([*PROMPT, first, second]), settings)[0]
+            found |= set(third.nonzero().flatten().tolist())
     return sorted(found)
 
 

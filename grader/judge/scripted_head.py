@@ -36,7 +36,7 @@ def logits_of(state: tuple[float, ...], vocab_size: int) -> Tensor:
 
 
 def read_of(features: Tensor) -> Tensor:
-    """What a head makes of features: `[rows, WIDTH] -> [rows, HIDDEN]`, so that none of the two passes for the other."""
+    """What a head makes of features: `[rows, WIDTH] -> [rows, HIDDEN]`, so that neither passes for the other."""
     return features[:, 1:] * 2 + 1
 
 
@@ -80,13 +80,15 @@ class RecordingHead:
         self.rows: list[Row] = []
         self.bad_after = -1
         """Number of logits rows from which on they are NaN; -1 for never."""
+        self.before: list[int] = []
+        """What the target had read before the text."""
         self._vocab_size = vocab_size
         self._banned = banned
         self._said = 0
 
     def features(self) -> ScriptedFeatures:
         """The argument to pass to the lab in place of the target."""
-        return ScriptedFeatures(lambda: features_of(self.text))
+        return ScriptedFeatures(lambda: torch.cat([features_of(self.before), features_of(self.text)]))
 
     def spec(self) -> ScriptedHead:
         """The argument to pass to the lab in place of the head."""
