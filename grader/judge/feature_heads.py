@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from grader.judge.distributions import chi_square
+from grader.judge.numerics import check_close, check_form
 from labkit.config import ModelConfig
 from labkit.decoder import Decoder, full_attention, random_weights
+from labkit.decoder_layer import rms_norm
 from labkit.distribution import token_distribution
 from labkit.sampling_params import SamplingParams
 from labkit.specs import TinyLlama
@@ -128,3 +130,37 @@ def check_follows_target(generate: Callable[[SamplingParams], Any], settings: di
 def _support(text: list[int], settings: SamplingParams) -> list[tuple[int, float]]:
     row = token_distribution(last_logits(text), settings)[0]
     return [(token, float(row[token])) for token in row.nonzero().flatten().tolist()]
+
+
+def check_head_drafts(
+    lab: Any,
+    head: Any,
+    weights: Mapping[str, Tensor],
+    layers: Sequence[int],
+    step: Callable[[Tensor, Tensor, Tensor], Tensor],
+    read: Callable[[Tensor], Tensor] = lambda features: features,
+) -> None:
+    """Compare the drafts of a head at work with whole passes over all its rows.
+
+    Args:
+        lab: whose `FeatureModel` and `FeatureDrafter` the head works with.
+        head: of the lab, empty.
+        weights: of the head, with its norm and output matrix.
+        layers: of the target that it reads.
+        step: the oracle's forward function, `(hidden, tokens, positions)` with a batch axis, causal.
+        read: the oracle's way from features to hidden states.
+    """
+    text, draws = [*PROMPT, 5, 20], [0.3, 0.8, 0.1]
+    model = lab.FeatureModel(TARGET, 40, layers)
+    model.append(text[:-1])
+    draft = lab.FeatureDrafter(model, head, SamplingParams()).propose(text, len(draws), draws)
+    rows = check_form("probs", draft.probs, (len(draws), CONFIG.vocab_size), torch.float64)
+    hidden, tokens = read(hidden_states(text[:-1], layers)), text[1:]
+    for place, token in enumerate(draft.tokens):
+        states = step(hidden[None], torch.tensor([tokens]), torch.arange(len(tokens)))[0]
+        logits = rms_norm(states[-1:], weights["norm.weight"], CONFIG.norm_eps) @ weights["lm_head.weight"].T
+        check_close(
+            f"q of draft {place}", rows[place], logits[0].softmax(-1), scale=100.0, dtype=torch.float64,
+            advice="The first draft comes from the target's features; behind them the head's own states stand in.",
+        )  # fmt: skip
+        hidden, tokens = torch.cat([hidden, states[-1:]]), [*tokens, token]
