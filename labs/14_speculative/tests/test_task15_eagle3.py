@@ -19,7 +19,7 @@ from grader.judge.feature_heads import (
     layer_weights,
     likely_tokens,
 )
-from grader.judge.numerics import check_close, check_form
+from grader.judge.numerics import check_close
 from labkit.decoder import full_attention
 from labkit.decoder_layer import decoder_layer
 from labkit.sampling_params import SamplingParams
@@ -52,14 +52,15 @@ def normed(values: Tensor, weight: Tensor) -> Tensor:
     return values / (values.pow(2).mean(-1, keepdim=True) + CONFIG.norm_eps).sqrt() * weight
 
 
-def states(given: dict[str, Tensor], hidden: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """The head by its definition, with causal attention over all rows."""
+def causal(layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    """Attention of rows with those before them, wherever they stand."""
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def states(given: dict[str, Tensor], hidden: Tensor, tokens: Tensor, positions: Tensor, attend: Any = causal) -> Tensor:
+    """The head by its definition."""
     embedded = normed(given["embed_tokens.weight"][tokens], given["layer.input_layernorm.weight"])
     joined = torch.cat([embedded, normed(hidden, given["layer.hidden_norm.weight"])], -1)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
     return decoder_layer(CONFIG, given, hidden, positions, attend, joined)
 
 
@@ -92,14 +93,16 @@ def test_attention_reads_embedding_and_state_each_normed(lab: Any) -> None:
 def test_rows_may_stand_anywhere(lab: Any) -> None:
     given = eagle3_weights()
     hidden = torch.randn(1, 2, HIDDEN, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    tokens, seen = torch.tensor([[4, 9]]), []
+    tokens, positions = torch.tensor([[4, 9]]), torch.tensor([[7, 7]])
+    seen: list[Any] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         seen.append((layer, positions.tolist(), list(q.shape), list(k.shape)))
         return q
 
-    got = lab.eagle3_features(CONFIG, given, hidden, tokens, torch.tensor([[7, 7]]), attend)
-    check_form("states", got, (1, 2, HIDDEN), torch.float64)
+    got = lab.eagle3_features(CONFIG, given, hidden, tokens, positions, attend)
+    right = states(given, hidden, tokens, positions, lambda layer, q, *_: q)
+    check_close("states of two siblings", got, right, scale=SUMS, dtype=torch.float64)
     heads = [1, CONFIG.num_heads, 2, CONFIG.head_dim]
     kv = [1, CONFIG.num_kv_heads, 2, CONFIG.head_dim]
     assert seen == [(0, [[7, 7]], heads, kv)], f"attention is called once, with the positions that were given: {seen}"

@@ -19,7 +19,7 @@ from grader.judge.feature_heads import (
     layer_weights,
     likely_tokens,
 )
-from grader.judge.numerics import check_close, check_form
+from grader.judge.numerics import check_close
 from labkit.decoder import full_attention
 from labkit.decoder_layer import decoder_layer
 from labkit.sampling_params import SamplingParams
@@ -43,15 +43,16 @@ def normed(values: Tensor, weight: Tensor) -> Tensor:
     return values / (values.pow(2).mean(-1, keepdim=True) + CONFIG.norm_eps).sqrt() * weight
 
 
-def states(given: dict[str, Tensor], hidden: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """The module by its definition, with causal attention over all rows."""
+def causal(layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    """Attention of rows with those before them, wherever they stand."""
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def states(given: dict[str, Tensor], hidden: Tensor, tokens: Tensor, positions: Tensor, attend: Any = causal) -> Tensor:
+    """The module by its definition."""
     of_state, of_token = given["eh_proj.weight"].split(HIDDEN, 1)
     joined = normed(hidden, given["hnorm.weight"]) @ of_state.T
     joined = joined + normed(given["embed_tokens.weight"][tokens], given["enorm.weight"]) @ of_token.T
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
     return decoder_layer(CONFIG, given, joined, positions, attend)
 
 
@@ -73,16 +74,18 @@ def test_state_and_embedding_are_normed_and_joined(lab: Any) -> None:
 def test_the_module_s_rows_may_stand_anywhere(lab: Any) -> None:
     given = mtp_weights()
     hidden = torch.randn(1, 2, HIDDEN, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    seen = []
+    tokens, positions = torch.tensor([[4, 9]]), torch.tensor([[7, 7]])
+    seen: list[Any] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         seen.append((layer, positions.tolist(), list(q.shape)))
         return q
 
-    got = lab.mtp_features(CONFIG, given, hidden, torch.tensor([[4, 9]]), torch.tensor([[7, 7]]), attend)
-    check_form("states", got, (1, 2, HIDDEN), torch.float64)
-    right = [(0, [[7, 7]], [1, CONFIG.num_heads, 2, CONFIG.head_dim])]
-    assert seen == right, f"attention is called once, with the positions that were given: {seen}"
+    got = lab.mtp_features(CONFIG, given, hidden, tokens, positions, attend)
+    right = states(given, hidden, tokens, positions, lambda layer, q, *_: q)
+    check_close("states of two siblings", got, right, scale=SUMS, dtype=torch.float64)
+    calls = [(0, [[7, 7]], [1, CONFIG.num_heads, 2, CONFIG.head_dim])]
+    assert seen == calls, f"attention is called once, with the positions that were given: {seen}"
 
 
 @pytest.mark.integration

@@ -47,6 +47,11 @@ def test_the_threshold_falls_where_the_target_is_unsure(lab: Any) -> None:
     check_close("thresholds with the numbers of Medusa's code", got, right, scale=1.0, dtype=torch.float64)
 
 
+def inverse(row: Any, u: float) -> int:
+    """The token that a uniform stands for."""
+    return int((torch.tensor(row, dtype=torch.float64).cumsum(0) <= u).sum())
+
+
 def verify(lab: Any, rows: list[Any], tokens: tuple[int, ...], parents: tuple[int, ...], **limits: float) -> Any:
     """A verification whose own token is drawn with 0.5."""
     p = torch.tensor(rows, dtype=torch.float64)
@@ -59,11 +64,12 @@ def test_a_draft_is_kept_above_the_threshold(lab: Any) -> None:
     for row in ROWS:
         for token in range(4):
             for epsilon, delta in ((0.09, 0.3), (0.3, 0.9), (0.04, 0.3), (0.2, 0.15)):
-                path, _ = verify(lab, [row, ROWS[1]], (token,), (-1,), epsilon=epsilon, delta=delta)
+                path, own = verify(lab, [row, ROWS[1]], (token,), (-1,), epsilon=epsilon, delta=delta)
                 right = row[token] > least(row, epsilon, delta)
-                assert (path == [0]) == right, (
+                assert (path == [0]) == right and own == inverse(ROWS[1] if right else row, 0.5), (
                     f"draft {token} of {row} with epsilon {epsilon}, delta {delta}: the threshold is "
-                    f"{least(row, epsilon, delta):.3f}, so it is {'kept' if right else 'rejected'}; kept are {path}"
+                    f"{least(row, epsilon, delta):.3f}, so it is {'kept' if right else 'rejected'}; kept are {path}, "
+                    f"and {own} follows, drawn with 0.5 from the row behind the path"
                 )
     row = (0.5, 0.25, 0.25, 0.0)
     assert verify(lab, [row, row], (1,), (-1,), epsilon=0.25, delta=0.99)[0] == [], "as much as epsilon is not above it"
@@ -83,6 +89,9 @@ def test_the_longest_typical_path_stays(lab: Any) -> None:
     ):  # fmt: skip
         path, _ = verify(lab, rows, tokens, parents)
         assert path == right, f"drafts {tokens} with parents {parents}: {right} stay, since {why}; got {path}"
+    for rows, delta, right in (([sure, flat, flat], 0.9, [0, 1]), ([flat, ROWS[3], flat], 0.5, [0])):
+        path, _ = verify(lab, rows, (0, 2), (-1, 0), epsilon=0.4, delta=delta)
+        assert path == right, f"rows {rows}: every row has a threshold of its own, so {right} stay; got {path}"
 
 
 def test_the_own_token_follows_the_path(lab: Any) -> None:
@@ -106,7 +115,9 @@ def test_it_is_another_law_than_the_target_s(lab: Any) -> None:
     kept = 0
     for i in range(50):
         numbers = torch.full((2, 2), (i + 0.5) / 50, dtype=torch.float64)
-        kept += list(lab.verify_typical(p, DraftTree((2,), (-1,)), numbers)[0]) == [0]
+        path, own = lab.verify_typical(p, DraftTree((2,), (-1,)), numbers)
+        assert own == inverse(row, (i + 0.5) / 50), f"the own token is drawn as ever: {own} with {(i + 0.5) / 50}"
+        kept += list(path) == [0]
     assert kept == 50, (
         f"a typical draft is kept whatever the random numbers are; this one, to which the target gives 0.15, was kept "
         f"in {kept} of 50 cases. That is the price: not lossless."
@@ -115,8 +126,9 @@ def test_it_is_another_law_than_the_target_s(lab: Any) -> None:
 
 def test_what_fits_no_tree_is_refused(lab: Any) -> None:
     p, tree = torch.tensor(ROWS[1:4], dtype=torch.float64), DraftTree((1, 2), (-1, 0))
-    numbers = torch.full((3, 2), 0.5, dtype=torch.float64)
-    assert list(lab.verify_typical(p, tree, numbers)[0]) == [0], "a good call: 0.03 isn't typical of a sure target"
+    numbers = torch.full((3, 2), 0.93, dtype=torch.float64)
+    path, own = lab.verify_typical(p, tree, numbers)
+    assert (list(path), own) == ([0], 1), f"a good call: 0.03 isn't typical of a sure target, 1 follows: {path}, {own}"
     check_refused("a row of p too few", lambda: lab.verify_typical(p[:2], tree, numbers))
     check_refused("numbers for one draft", lambda: lab.verify_typical(p, tree, numbers[:2]))
     check_refused("a uniform of 1", lambda: lab.verify_typical(p, tree, numbers * 2))
