@@ -61,10 +61,13 @@ class CachedHead:
             are the same.
 
     Raises:
-        ValueError: embeddings or output matrix of another size, or ids that are none or come twice.
+        ValueError: embeddings or output matrix missing or of another size, or ids that are none or come twice.
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target_ids: Tensor | None = None) -> None:
+        for name in ("embed_tokens.weight", "lm_head.weight"):
+            if name not in weights:
+                raise ValueError(f"weights lack {name}; the target's own will do, cut to the draft vocabulary")
         embeddings = weights["embed_tokens.weight"]
         if tuple(embeddings.shape) != (config.vocab_size, config.hidden_size):
             raise ValueError(

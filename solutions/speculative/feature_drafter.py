@@ -74,7 +74,7 @@ class FeatureDrafter:
         while same < min(len(self._read), len(text)) and self._read[same] == text[same]:
             same += 1
         # Row i holds token i + 1, so one row fewer than tokens is known.
-        kept = max(0, min(same - 1, count - 1))
+        kept = max(0, min(same - 1, count - 1, self._head.length))
         self._head.truncate(kept)
         self._read = text
         return self._head.append(

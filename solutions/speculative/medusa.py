@@ -94,8 +94,9 @@ class MedusaDrafter:
         target_ids: int64, the target's id of each token of the draft vocabulary; None means that they are the same.
 
     Raises:
-        ValueError: no paths, one twice, one without its parent before it, a rank that is no int from 0 to the draft
-            vocabulary's end, a path that is longer than there are heads, or ids that don't fit the output matrix.
+        ValueError: weights without a head or an output matrix, no paths, one twice, one without its parent before it,
+            a rank that is no int from 0 to the draft vocabulary's end, a path that is longer than there are heads, or
+            ids that don't fit the output matrix.
     """
 
     def __init__(
@@ -108,6 +109,10 @@ class MedusaDrafter:
     ) -> None:
         heads = sum(name.startswith("heads.") and name.endswith("linear.weight") for name in weights)
         sizes = [tensor.shape[0] for name, tensor in weights.items() if name.endswith("lm_head.weight")]
+        if not heads or not sizes:
+            raise ValueError(
+                f"weights must hold heads.<k>.linear.weight and an lm_head.weight for each or all, got {list(weights)}"
+            )
         _check_paths(paths, heads, min(sizes))
         check_draft_vocabulary(target_ids, min(sizes), vocab_size)
         self._target = target

@@ -84,6 +84,9 @@ def test_spread_keeps_the_axes() -> None:
 def test_vocabularies_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="embed_tokens"):
         AddingHead(CONFIG, weights() | {"embed_tokens.weight": torch.zeros(5, 24)})
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        with pytest.raises(ValueError, match=name):
+            AddingHead(CONFIG, {key: weight for key, weight in weights().items() if key != name})
     check_draft_vocabulary(torch.tensor([4, 2]), 2, 5)
     for ids, size in ((None, 4), (torch.tensor([4, 2]), 3), (torch.tensor([4, 4]), 2), (torch.tensor([4, 5]), 2),
                       (torch.tensor([-1, 2]), 2), (torch.tensor([4.0, 2.0]), 2)):  # fmt: skip

@@ -175,6 +175,8 @@ def test_trees_and_heads_that_do_not_fit_are_refused(lab: Any) -> None:
     for ids in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 5], [0, 1, 2, 3, 4, 5, VOCAB]):
         check_refused(f"ids {ids}", lambda ids=ids: propose(lab, rows(3), [1, 2], target_ids=torch.tensor(ids)))
     check_refused("no ids for 7 of 11 tokens", lambda: propose(lab, rows(3), [1, 2], target_ids=None))
+    for given in ({}, {"lm_head.weight": weights()["lm_head.weight"]}):
+        check_refused(f"weights {list(given)}", lambda given=given: propose(lab, rows(3), [1, 2], weights=given))
     check_refused("an empty text", lambda: propose(lab, rows(3), []))
     check_refused("a depth of -1", lambda: propose(lab, rows(3), [1, 2], -1))
     assert len(lab.medusa_paths(torch.tensor([[0.5, 0.25]]), 2)) == 2

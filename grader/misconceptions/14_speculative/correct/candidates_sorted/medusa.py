@@ -1,4 +1,4 @@
-"""Task 12a: Medusa: heads beside the target's own, each of which looks one token further."""
+"""Sorts all paths there are, and looks each choice up by itself."""
 
 from __future__ import annotations
 
@@ -107,6 +107,10 @@ class MedusaDrafter:
     ) -> None:
         heads = sum(name.startswith("heads.") and name.endswith("linear.weight") for name in weights)
         sizes = [tensor.shape[0] for name, tensor in weights.items() if name.endswith("lm_head.weight")]
+        if not heads or not sizes:
+            raise ValueError(
+                f"weights must hold heads.<k>.linear.weight and an lm_head.weight for each or all, got {list(weights)}"
+            )
         _check_paths(paths, heads, min(sizes))
         check_draft_vocabulary(target_ids, min(sizes), vocab_size)
         self._target = target
