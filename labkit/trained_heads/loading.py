@@ -80,10 +80,21 @@ def save_head(
         "layers": list(layers), "num_layers": config.num_layers, "intermediate_size": config.intermediate_size,
         "target": _target(config), **card,
     }  # fmt: skip
-    path = folder / CARD
-    entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    path.write_text(json.dumps({**entries, name: entry}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    _write_card({**read_card(folder), name: entry}, folder)
     return head_file(name, folder)
+
+
+def describe_head(name: str, more: Mapping[str, Any], folder: Path = FOLDER) -> None:
+    """Add to what the card says of a head.
+
+    Raises:
+        ValueError: another name, or a head that the card doesn't know.
+    """
+    _check_name(name)
+    card = read_card(folder)
+    if name not in card:
+        raise ValueError(f"{folder / CARD} knows no head {name!r}; train it with `{TRAINING_COMMAND} {name}`")
+    _write_card({**card, name: {**card[name], **more}}, folder)
 
 
 def load_head(name: str, target: Decoder, folder: Path = FOLDER) -> TrainedHead:
@@ -136,6 +147,10 @@ def read_card(folder: Path = FOLDER) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); check the files out again") from error
     return entries
+
+
+def _write_card(entries: Mapping[str, Any], folder: Path) -> None:
+    (folder / CARD).write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def output_matrix(target: Decoder) -> Tensor:

@@ -25,6 +25,7 @@ from labkit.decoder import Decoder
 from labkit.paths import cache_dir
 from labkit.trained_heads import loading
 
+from .training.acceptance import measured_acceptance
 from .training.corpus import Chunk, chunks
 from .training.features import Features, feature_layers, make_features, read_features
 from .training.fitting import Fit, Fitting, Plan
@@ -98,6 +99,7 @@ def describe(fit: Fit, features: Features, plan: Plan) -> dict[str, Any]:
         "held_out_agreement_by_step": {str(step): places for step, places in fit.agreement.items()},
         "accuracy_by_rank": fit.by_rank,
         "steps": plan.steps,
+        "plans": [{"from_step": start, "steps": steps} for start, steps in fit.plans],
         "texts_a_step": plan.texts,
         "minutes": round(fit.seconds / 60, 1),
         "tokens_of_training_text": sum(map(len, features.tokens)),
@@ -117,6 +119,7 @@ def main(
     texts: Annotated[int, typer.Option(min=1, help="texts of a step")] = 8,
     most_chunks: Annotated[int, typer.Option("--chunks", min=1, help="chunks of 128 texts to write")] = 8,
     seed: Annotated[int, typer.Option(help="of prompts, sampling, starting weights and order")] = 0,
+    measured: Annotated[int, typer.Option(min=1, help="unseen texts of each kind to measure acceptance on")] = 4,
     bfloat16: Annotated[bool, typer.Option(help="several times faster, on processors with units for it")] = False,
     model: Annotated[str, typer.Option(help="'smollm2', a folder, a .gguf file or a hub id")] = "smollm2",
     cache: Annotated[Path | None, typer.Option(help="default: speculative/ in the workbook's cache")] = None,
@@ -129,14 +132,16 @@ def main(
         if unknown := [name for name in chosen if name not in HEADS]:
             raise ValueError(f"there is no head {unknown[0]!r}; choose from {', '.join(HEADS)}")
         target, sizes = load(model), Sizes()
-        where = cache or cache_dir() / "speculative"
+        where, folder = cache or cache_dir() / "speculative", out or loading.FOLDER
         work = chunks(target.tokenizer, sizes.rows, sizes.length, seed, most_chunks)
         with _progress(console) as bars:
             stage = _stages(bars)
             features = prepare(target, work, sizes, seed, bfloat16, where, stage)
             for name in chosen:
                 plan = Plan(steps=steps, texts=texts, bfloat16=bfloat16, seed=seed)
-                train_head(name, target, features, sizes, plan, where, out or loading.FOLDER, stage)
+                train_head(name, target, features, sizes, plan, where, folder, stage)
+                shares = measured_acceptance(name, target, folder, measured, 32, stage(f"acceptance of {name}"))
+                loading.describe_head(name, {"acceptance": shares}, folder)
     except (ValueError, CheckpointError, OSError) as error:
         console.print(f"error: {error}", markup=False, highlight=False)
         raise typer.Exit(1) from None

@@ -16,6 +16,7 @@ from labkit.decoder import Decoder, full_attention
 from labkit.protocols import CachedModel
 from labkit.specs import TinyLlama
 from labkit.trained_heads import HEADS, DraftModel, head_file, load_head, read_card, save_head
+from labkit.trained_heads.loading import describe_head
 from labkit.trained_heads.packing import GROUP_SIZE, pack, quantized, unpack
 
 CONFIG = ModelConfig.tiny(hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=97, intermediate_size=96)
@@ -120,6 +121,10 @@ def test_a_second_head_leaves_the_first_one_s_entry(target: Decoder, saved: Path
     assert set(card) == {"draft", "medusa"} and card["draft"]["steps"] == 7
     assert load_head("medusa", target, saved).layers == (4,)
     assert json.loads((saved / "card.json").read_text()) == card
+    describe_head("medusa", {"acceptance": {"code": 0.5}}, saved)
+    assert read_card(saved) == {**card, "medusa": {**card["medusa"], "acceptance": {"code": 0.5}}}
+    with pytest.raises(ValueError, match="knows no head 'mtp'"):
+        describe_head("mtp", {}, saved)
 
 
 def test_the_draft_model_says_what_its_decoder_says_of_frequent_tokens(target: Decoder, saved: Path) -> None:

@@ -145,6 +145,17 @@ def test_a_broken_run_goes_on_as_if_nothing_had_been(
         run("broken", seed=1)
 
 
+def test_a_run_may_go_on_to_another_length(target: Decoder, chunk: Chunk, cache: Path, tmp_path: Path) -> None:
+    features = read_features(cache, [chunk])
+    goal, ids = objective("medusa", target, 64, 2, 0), draft_vocabulary(features.tokens, 97, 64)
+    plans = []
+    for steps in (2, 4, 4):
+        plan = Plan(steps=steps, texts=3, judged=20, checkpoint_every=2)
+        fitting = Fitting(goal, features, target, ids, plan, tmp_path / "point.safetensors")
+        plans.append(fitting.run(lambda done, total, word: None).plans)
+    assert plans == [[(0, 2)], [(0, 2), (2, 4)], [(0, 2), (2, 4)]]
+
+
 def test_a_rollout_is_what_the_head_would_draft(target: Decoder) -> None:
     """Place by place against a head that is run anew for each draft, on real features and then on its own states."""
     chance = torch.Generator().manual_seed(6)

@@ -65,6 +65,8 @@ class Fit:
         weights: as they were trained; `pack` makes of them what is stored.
         agreement: for each place of a draft, how often the held-out text's next favourite was guessed once all places
             before it were, by step at which that was measured.
+        plans: the step from which on a plan of so many steps was followed; more than one if a run was gone on with to
+            another length.
         by_rank: for each place how often the favourite was the head's first choice, its second and so on, whatever
             became of the places before.
         seconds: spent on the steps, breaks left out.
@@ -72,6 +74,7 @@ class Fit:
 
     weights: dict[str, Tensor]
     agreement: dict[int, list[float]]
+    plans: list[tuple[int, int]]
     by_rank: list[list[float]]
     seconds: float
 
@@ -111,6 +114,7 @@ class Fitting:
         self._favourites: dict[int, Tensor] = {}
         self._step, self._seconds = 0, 0.0
         self._agreement: dict[int, list[float]] = {}
+        self._plans = [(0, plan.steps)]
         if path.is_file():
             self._resume()
 
@@ -131,9 +135,8 @@ class Fitting:
                 self._save()
             latest = self._agreement[max(self._agreement)] if self._agreement else []
             progress(self._step, plan.steps, f"loss {loss:.3f}, held out {' '.join(f'{a:.2f}' for a in latest)}")
-        return Fit(
-            {name: w.detach() for name, w in self._weights.items()}, self._agreement, self.by_rank(), self._seconds
-        )
+        weights = {name: w.detach() for name, w in self._weights.items()}
+        return Fit(weights, self._agreement, self._plans, self.by_rank(), self._seconds)
 
     def agreement(self) -> list[float]:
         """How often the head guesses the target's favourite on held-out texts, place by place; as it is packed."""
@@ -233,15 +236,16 @@ class Fitting:
         state = {f"weight {name}": w.detach() for name, w in self._weights.items()}
         for (name, _), entry in zip(self._weights.items(), self._optimizer.state_dict()["state"].values(), strict=True):
             state |= {f"{kind} {name}": tensor for kind, tensor in entry.items()}
-        about = {"step": self._step, "seconds": self._seconds, "agreement": self._agreement, **self._identity()}
+        about = {"step": self._step, "seconds": self._seconds, "agreement": self._agreement, "plans": self._plans}
+        about |= self._identity()
         write_tensors(self._path, state, about)
 
     def _resume(self) -> None:
         state, about = read_tensors(self._path)
-        if {name: about.get(name) for name in self._identity()} != self._identity():
+        if _but_length(about) != _but_length(self._identity()):
             raise ValueError(
                 f"{self._path} is of a run with another plan or other texts; remove it to begin anew, or give the same "
-                "options again"
+                "options again (but for the steps, which may change)"
             )
         entries = {}
         with torch.no_grad():
@@ -250,14 +254,23 @@ class Fitting:
                 entries[index] = {kind: state[f"{kind} {name}"].clone() for kind in ("step", "exp_avg", "exp_avg_sq")}
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": entries})
         self._step, self._seconds = about["step"], about["seconds"]
+        self._plans = [tuple(entry) for entry in about.get("plans", [(0, about["plan"]["steps"])])]
+        if self._plans[-1][1] != self._plan.steps:
+            self._plans.append((self._step, self._plan.steps))
         self._agreement = {int(step): places for step, places in about["agreement"].items()}
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a point to be gone on from."""
+        """What a point belongs to."""
         shapes = {name: list(w.shape) for name, w in self._weights.items()}
         return json.loads(
             json.dumps({"plan": asdict(self._plan), "texts": len(self._features.tokens), "shapes": shapes})
         )
+
+
+def _but_length(about: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same for a point to be gone on from: all but how far the run is to go."""
+    plan = {name: value for name, value in about.get("plan", {}).items() if name != "steps"}
+    return {"plan": plan, "texts": about.get("texts"), "shapes": about.get("shapes")}
 
 
 def _judgeable(guess: Guesses, batch: Batch, wanted: Tensor) -> tuple[Tensor, Tensor]:
