@@ -1,0 +1,332 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from labkit.checkpoints import load
+from labkit.checkpoints.loading import Model
+from labkit.checks import check_count, check_tokens
+
+from .detokenizer import TextStream
+from .kv_manager import KVManager
+from .kv_pool import KVPool
+from .metrics import Metrics
+from .model_runner import ModelRunner, PackedModel
+from .models.llama import Llama
+from .request import Completion, FinishReason, Request, Status, TokenLogprob
+from .sampler import adjust_logits, logprob_of, sample
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler, SchedulerConfig
+from .step import Step
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How large the engine is.
+
+    Args:
+        scheduler: limits of a step.
+        num_blocks: blocks of the pool.
+        block_size: tokens in a block.
+        num_host_blocks: blocks in host memory, for preemption by swap.
+        prefix_cache: "hash", "radix" or "none".
+        dtype: of weights, activations, keys and values.
+    """
+
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    num_blocks: int = 1024
+    block_size: int = 16
+    num_host_blocks: int = 0
+    prefix_cache: str = "hash"
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step has brought one request.
+
+    Args:
+        request_id: whose it is.
+        index: which sample of its prompt.
+        text: the piece of text that can be shown now; may be empty.
+        tokens: the tokens that the answer grew by.
+        logprobs: one for each of them, if asked for.
+        completion: the whole answer, with the step that ends it.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    completion: Completion | None = None
+
+
+@dataclass
+class _Answer:
+    """The engine's side of a request: its text."""
+
+    group: str
+    index: int
+    text: TextStream
+    num_tokens: int = 0
+    """Tokens that belong to the answer: all but the one that stopped it."""
+
+
+class Engine:
+    """Serves many requests on one model.
+
+    Args:
+        model: a name or path as in `labkit.checkpoints.load`, or a model that is loaded already.
+        config: sizes and limits.
+
+    Raises:
+        ValueError: a configuration that can't work.
+        CheckpointError: the model can't be loaded.
+    """
+
+    def __init__(self, model: str | Model, config: EngineConfig | None = None) -> None:
+        config = config or EngineConfig()
+        loaded = load(model) if isinstance(model, str) else model
+        context = min(config.scheduler.max_context, loaded.config.max_context)
+        self.config = replace(config, scheduler=replace(config.scheduler, max_context=context))
+        self.tokenizer = loaded.tokenizer
+        self.metrics = Metrics()
+        self._vocab_size = loaded.config.vocab_size
+        self._stop_ids = frozenset(loaded.tokenizer.stop_ids)
+        self._memory = KVManager(config.num_blocks, config.block_size, config.prefix_cache, config.num_host_blocks)
+        self._scheduler = Scheduler(self.config.scheduler, self._memory)
+        packed: PackedModel = Llama(loaded.config, loaded.decoder.weights, config.dtype)
+        pool = KVPool(loaded.config, config.num_blocks, config.block_size, config.num_host_blocks, config.dtype)
+        self._runner = ModelRunner(packed, pool)
+        self._answers: dict[Request, _Answer] = {}
+        self._groups: dict[str, list[Request]] = {}
+        self._names = (f"request-{number}" for number in count())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return not self._scheduler.is_idle
+
+    @property
+    def num_running(self) -> int:
+        """Requests with blocks."""
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for blocks."""
+        return self._scheduler.num_waiting
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None, priority: int = 0,
+        salt: str | None = None,
+    ) -> str:  # fmt: skip
+        """Takes in a request; `step` works on it from now on.
+
+        Args:
+            prompt: text, or token ids.
+            params: what it asks for.
+            request_id: its name; made up if not given.
+            priority: smaller is more urgent.
+            salt: requests share cached prefixes only with those of an equal salt.
+
+        Returns:
+            Its name.
+
+        Raises:
+            ValueError: an empty prompt, ids outside the vocabulary, a name that is taken, or a request that could
+                never run. Nothing has changed then.
+        """
+        params = params or SamplingParams()
+        ids = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
+        ids = check_tokens("prompt", ids, self._vocab_size)
+        name = next(self._names) if request_id is None else request_id
+        if name in self._groups:
+            raise ValueError(f"a request named {name!r} is being served; take another name")
+        for token, _ in params.logit_bias:
+            if token >= self._vocab_size:
+                raise ValueError(f"logit_bias names token {token}; ids run from 0 to {self._vocab_size - 1}")
+        requests = [
+            Request(
+                f"{name}.{index}", tuple(ids), replace(params, seed=params.seed + index), self._memory.new_table(),
+                priority=priority, salt=salt,
+            )
+            for index in range(params.n)
+        ]  # fmt: skip
+        first, *others = requests
+        first.siblings = others
+        for other in others:
+            other.leader = first
+        self._scheduler.add(first)
+        self._groups[name] = requests
+        for index, request in enumerate(requests):
+            self._answers[request] = _Answer(name, index, TextStream(self.tokenizer, params.stop))
+        return name
+
+    def abort(self, request_id: str) -> list[Completion]:
+        """Ends a request and all its samples at once; an unknown or ended one is no error.
+
+        Returns:
+            What had been written by then, one for each sample that was alive.
+        """
+        ended = []
+        for request in reversed(self._groups.get(request_id, [])):  # those that wait for the first go before it
+            if request.status is not Status.FINISHED:
+                self._scheduler.finish(request, FinishReason.ABORT)
+                ended.append(self._close(request))
+        return ended[::-1]
+
+    def step(self) -> list[Progress]:
+        """Computes one step.
+
+        Returns:
+            What it has brought, for each request that got tokens. Without work, nothing.
+        """
+        if not self.has_work:
+            return []
+        step = self._scheduler.schedule()
+        self._count(step)
+        if not step.work:
+            return []
+        logits = self._runner.run(step)
+        emitted, reports = self._draw(step, logits)
+        self._scheduler.commit(step, emitted)
+        return [self._advance(request, tokens, reports.get(request, ())) for request, tokens in emitted.items()]
+
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[list[Completion]]:
+        """Answers prompts, all at once.
+
+        Args:
+            prompts: one or many.
+            params: for all of them, or one for each.
+
+        Returns:
+            For each prompt its `n` answers, in order.
+
+        Raises:
+            ValueError: as `add_request`; none of the prompts is answered then.
+        """
+        several = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+        if several and isinstance(several[0], int):
+            several = [several]  # type: ignore[list-item]
+        settings = [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(settings) != len(several):
+            raise ValueError(f"{len(several)} prompts need as many params, got {len(settings)}")
+        names: list[str] = []
+        try:
+            for prompt, one in zip(several, settings, strict=True):
+                names.append(self.add_request(prompt, one))  # type: ignore[arg-type]
+        except ValueError:
+            for name in names:
+                self.abort(name)
+            raise
+        done: dict[str, list[Completion]] = {name: [] for name in names}
+        while any(len(done[name]) < (one or SamplingParams()).n for name, one in zip(names, settings, strict=True)):
+            for progress in self.step():
+                if progress.completion is not None and progress.request_id in done:
+                    done[progress.request_id].append(progress.completion)
+        return [sorted(done[name], key=lambda one: one.index) for name in names]
+
+    def check_idle(self) -> None:
+        """With nothing to do, every block must be free or cached.
+
+        Raises:
+            AssertionError: blocks have leaked.
+        """
+        assert not self.has_work, "the engine is at work"
+        self._memory.check_idle()
+
+    def _draw(
+        self, step: Step, logits: Tensor
+    ) -> tuple[dict[Request, list[int]], dict[Request, tuple[TokenLogprob, ...]]]:
+        """The tokens that each request grows by, and what is to be reported of them."""
+        row = 0
+        rows: list[int] = []
+        requests: list[Request] = []
+        for work in step.work:
+            if work.gives_token:
+                # Samples of one prompt start from the same logits, each with its own random numbers.
+                for request in (work.request, *work.request.siblings):
+                    if request.status is not Status.FINISHED:
+                        rows.append(row)
+                        requests.append(request)
+            row += work.num_rows
+        adjusted = logits[rows]
+        for index, request in enumerate(requests):
+            if request.params.changes_logits:
+                adjusted[index] = adjust_logits(adjusted[index], request)
+        tokens = sample(adjusted, requests) if requests else []
+        emitted = {request: [token] for request, token in zip(requests, tokens, strict=True)}
+        reports = {
+            request: (logprob_of(logits[row], token, request.params.logprobs),)
+            for request, row, token in zip(requests, rows, tokens, strict=True)
+            if request.params.logprobs is not None
+        }
+        return emitted, reports
+
+    def _advance(self, request: Request, tokens: Sequence[int], reports: Sequence[TokenLogprob]) -> Progress:
+        """Takes a request's new tokens into its text, and ends it where it must end."""
+        now = time.monotonic()
+        request.times.first_token = request.times.first_token or now
+        request.times.last_token = now
+        request.logprobs += reports
+        self.metrics.num_generated_tokens += len(tokens)
+        answer = self._answers[request]
+        piece, reason = self._read(request, answer, tokens)
+        completion = None
+        if reason is not None:
+            self._scheduler.finish(request, reason)
+            if reason is FinishReason.LENGTH:
+                piece += answer.text.finish()
+            completion = self._close(request)
+        return Progress(answer.group, answer.index, piece, tuple(tokens), tuple(reports), completion)
+
+    def _read(self, request: Request, answer: _Answer, tokens: Sequence[int]) -> tuple[str, FinishReason | None]:
+        """The text that new tokens release, and why the answer ends with them, if it does."""
+        params, piece = request.params, ""
+        for token in tokens:
+            if token in params.stop_token_ids or (token in self._stop_ids and not params.ignore_eos):
+                return piece + answer.text.finish(), FinishReason.STOP
+            answer.num_tokens += 1
+            piece += answer.text.feed(token)
+            if answer.text.stopped:
+                return piece, FinishReason.STOP
+            if answer.num_tokens == params.max_tokens:
+                return piece, FinishReason.LENGTH
+        return piece, None
+
+    def _close(self, request: Request) -> Completion:
+        """The answer of a request that has ended; the engine forgets the request."""
+        answer = self._answers.pop(request)
+        request.times.finished = time.monotonic()
+        self.metrics.count_finished(request)
+        group = self._groups[answer.group]
+        if all(one.status is Status.FINISHED for one in group):
+            del self._groups[answer.group]
+        assert request.finish_reason is not None
+        return Completion(
+            request.request_id, answer.index, answer.text.text, tuple(request.output[: answer.num_tokens]),
+            request.finish_reason.value, len(request.prompt), request.num_cached,
+            tuple(request.logprobs[: answer.num_tokens]) if request.params.logprobs is not None else None,
+        )  # fmt: skip
+
+    def _count(self, step: Step) -> None:
+        self.metrics.num_steps += 1
+        self.metrics.num_computed_tokens += step.num_tokens
+        self.metrics.num_preemptions += len(step.preempted)
+        now = time.monotonic()
+        for work in step.work:
+            work.request.times.first_scheduled = work.request.times.first_scheduled or now
+            self.metrics.num_drafted_tokens += work.num_drafts
