@@ -49,7 +49,9 @@ class PagedAttention:
         if singles:
             most = max(len(one.blocks) for _, one in singles)
             # Padding repeats the first block: it exists, and is masked.
-            self._tables = torch.tensor([[*one.blocks, *one.blocks[:1] * (most - len(one.blocks))] for _, one in singles])
+            self._tables = torch.tensor(
+                [[*one.blocks, *one.blocks[:1] * (most - len(one.blocks))] for _, one in singles]
+            )
             ends = torch.tensor([one.end for _, one in singles])
             self._hidden = torch.arange(most * pool.block_size) >= ends[:, None]
 

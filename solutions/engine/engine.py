@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from labkit.checkpoints import load
 from labkit.checkpoints.loading import Model
-from labkit.checks import check_count, check_tokens
+from labkit.checks import check_tokens
 
 from .detokenizer import TextStream
 from .kv_manager import KVManager

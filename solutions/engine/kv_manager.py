@@ -53,9 +53,7 @@ class KVManager:
         ValueError: a size out of range, or an unknown kind of prefix cache.
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, prefix_cache: str = "hash", num_host_blocks: int = 0
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: str = "hash", num_host_blocks: int = 0) -> None:
         if prefix_cache not in PREFIX_CACHES:
             raise ValueError(f"prefix_cache must be one of {', '.join(PREFIX_CACHES)}, got {prefix_cache!r}")
         self.num_blocks = num_blocks

@@ -131,7 +131,6 @@ class Request:
         return self.num_missing == 1 and self.num_output > 0
 
 
-
 @dataclass(frozen=True)
 class Completion:
     """A finished answer.
@@ -160,5 +159,3 @@ class Completion:
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold so many tokens."""
     return -(-num_tokens // block_size)
-
-

@@ -1,4 +1,4 @@
-"""Random lives of the engine's scheduler and blocks, under the KV oracle: no weights, but every slot remembers its text."""
+"""Random lives of the engine's scheduler and blocks, under the KV oracle: every slot remembers its text."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ class Schedule:
         prompt = choose.choice(self.shared)[: choose.randint(1, 20)] + self._tokens(choose.randint(0, 6))
         n = choose.choice([1, 1, 1, 2, 3])
         salt = choose.choice(list(SALTS))
-        params = [SamplingParams(temperature=0.0, max_tokens=choose.randint(1, 12), n=n, seed=seed) for seed in range(n)]
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=choose.randint(1, 12), n=n, seed=seed) for seed in range(n)
+        ]
         requests = [
             Request(
                 str(index), tuple(prompt), one, self.memory.new_table(), priority=choose.choice([0, 0, 1]), salt=salt
