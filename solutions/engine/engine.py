@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -13,17 +14,20 @@ from torch import Tensor
 from labkit.checkpoints import load
 from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
+from solutions.kv_cache.sampling import token_distribution
 
 from .detokenizer import TextStream
+from .grammar import Constraint, GrammarCompiler, Matcher
 from .kv_manager import KVManager
 from .kv_pool import KVPool
 from .metrics import Metrics
 from .model_runner import ModelRunner, PackedModel
 from .models.llama import Llama
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
-from .sampler import adjust_logits, logprob_of, sample
+from .sampler import Row, adjust_logits, logprob_of, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerConfig
+from .speculation import SpeculationConfig, Speculator, accept_matching
 from .step import Step
 
 Prompt = str | Sequence[int]
@@ -40,6 +44,7 @@ class EngineConfig:
         num_host_blocks: blocks in host memory, for preemption by swap.
         prefix_cache: "hash", "radix" or "none".
         dtype: of weights, activations, keys and values.
+        speculation: who drafts; None for plain decoding.
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -48,6 +53,7 @@ class EngineConfig:
     num_host_blocks: int = 0
     prefix_cache: str = "hash"
     dtype: torch.dtype = torch.float32
+    speculation: SpeculationConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class _Answer:
     group: str
     index: int
     text: TextStream
+    matcher: Matcher | None = None
     num_tokens: int = 0
     """Tokens that belong to the answer: all but the one that stopped it."""
 
@@ -108,8 +115,10 @@ class Engine:
         packed: PackedModel = Llama(loaded.config, loaded.decoder.weights, config.dtype)
         pool = KVPool(loaded.config, config.num_blocks, config.block_size, config.num_host_blocks, config.dtype)
         self._runner = ModelRunner(packed, pool)
+        self._speculator = Speculator(config.speculation, self._vocab_size) if config.speculation is not None else None
         self._answers: dict[Request, _Answer] = {}
         self._groups: dict[str, list[Request]] = {}
+        self._grammars: GrammarCompiler | None = None
         self._names = (f"request-{number}" for number in count())
 
     @property
@@ -129,7 +138,7 @@ class Engine:
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None, priority: int = 0,
-        salt: str | None = None,
+        salt: str | None = None, constraint: Constraint | None = None,
     ) -> str:  # fmt: skip
         """Takes in a request; `step` works on it from now on.
 
@@ -139,13 +148,14 @@ class Engine:
             request_id: its name; made up if not given.
             priority: smaller is more urgent.
             salt: requests share cached prefixes only with those of an equal salt.
+            constraint: what its answer must look like.
 
         Returns:
             Its name.
 
         Raises:
-            ValueError: an empty prompt, ids outside the vocabulary, a name that is taken, or a request that could
-                never run. Nothing has changed then.
+            ValueError: an empty prompt, ids outside the vocabulary, a name that is taken, a constraint that can't be
+                followed, or a request that could never run. Nothing has changed then.
         """
         params = params or SamplingParams()
         ids = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
@@ -156,6 +166,7 @@ class Engine:
         for token, _ in params.logit_bias:
             if token >= self._vocab_size:
                 raise ValueError(f"logit_bias names token {token}; ids run from 0 to {self._vocab_size - 1}")
+        matchers = [self._matcher(constraint) for _ in range(params.n)]
         requests = [
             Request(
                 f"{name}.{index}", tuple(ids), replace(params, seed=params.seed + index), self._memory.new_table(),
@@ -170,7 +181,7 @@ class Engine:
         self._scheduler.add(first)
         self._groups[name] = requests
         for index, request in enumerate(requests):
-            self._answers[request] = _Answer(name, index, TextStream(self.tokenizer, params.stop))
+            self._answers[request] = _Answer(name, index, TextStream(self.tokenizer, params.stop), matchers[index])
         return name
 
     def abort(self, request_id: str) -> list[Completion]:
@@ -194,12 +205,15 @@ class Engine:
         """
         if not self.has_work:
             return []
-        step = self._scheduler.schedule()
+        step = self._scheduler.schedule(None if self._speculator is None else self._speculator.propose)
         self._count(step)
         if not step.work:
             return []
+        masks = self._begin_masks(step)
         logits = self._runner.run(step)
-        emitted, reports = self._draw(step, logits)
+        rows = self._rows(step)
+        emitted = self._draw(logits, rows, masks) if rows else {}
+        reports = self._reports(logits, rows, emitted)
         self._scheduler.commit(step, emitted)
         return [self._advance(request, tokens, reports.get(request, ())) for request, tokens in emitted.items()]
 
@@ -248,33 +262,72 @@ class Engine:
         assert not self.has_work, "the engine is at work"
         self._memory.check_idle()
 
-    def _draw(
-        self, step: Step, logits: Tensor
-    ) -> tuple[dict[Request, list[int]], dict[Request, tuple[TokenLogprob, ...]]]:
-        """The tokens that each request grows by, and what is to be reported of them."""
-        row = 0
-        rows: list[int] = []
-        requests: list[Request] = []
+    def _matcher(self, constraint: Constraint | None) -> Matcher | None:
+        """Follows one answer; the vocabulary is made ready for it when the first constraint comes."""
+        if constraint is None:
+            return None
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self.tokenizer, self._vocab_size)
+        return self._grammars.start(constraint)
+
+    def _rows(self, step: Step) -> list[Row]:
+        """Whose next tokens the rows of the logits are to give."""
+        rows, index = list[Row](), 0
         for work in step.work:
             if work.gives_token:
+                drafts = work.tokens[len(work.tokens) - work.num_drafts :]
+                rows += [Row(index + i, work.request, drafts[:i]) for i in range(work.num_drafts + 1)]
                 # Samples of one prompt start from the same logits, each with its own random numbers.
-                for request in (work.request, *work.request.siblings):
-                    if request.status is not Status.FINISHED:
-                        rows.append(row)
-                        requests.append(request)
-            row += work.num_rows
-        adjusted = logits[rows]
-        for index, request in enumerate(requests):
-            if request.params.changes_logits:
-                adjusted[index] = adjust_logits(adjusted[index], request)
-        tokens = sample(adjusted, requests) if requests else []
-        emitted = {request: [token] for request, token in zip(requests, tokens, strict=True)}
-        reports = {
-            request: (logprob_of(logits[row], token, request.params.logprobs),)
-            for request, row, token in zip(requests, rows, tokens, strict=True)
-            if request.params.logprobs is not None
-        }
-        return emitted, reports
+                rows += [Row(index, one) for one in work.request.siblings if one.status is not Status.FINISHED]
+            index += work.num_rows
+        return rows
+
+    def _begin_masks(self, step: Step) -> dict[Request, Future[Tensor]]:
+        """Starts the masks of all that is constrained, to be ready when the forward pass is."""
+        masks = {}
+        for work in step.work:
+            drafts = work.tokens[len(work.tokens) - work.num_drafts :]
+            for request in (work.request, *work.request.siblings) if work.gives_token else ():
+                matcher = self._answers[request].matcher if request in self._answers else None
+                if matcher is not None:
+                    masks[request] = matcher.begin_masks(drafts if request is work.request else ())
+        return masks
+
+    def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, list[int]]:
+        """The tokens that each request grows by."""
+        adjusted = adjust_logits(logits[[row.index for row in rows]], rows)
+        for place, row in enumerate(rows):
+            if row.request in masks:
+                allowed = masks[row.request].result()[len(row.drafts)]
+                # Behind a draft that the grammar forbids nothing is allowed, and nothing will be read either.
+                if bool(allowed.any()):
+                    adjusted[place].masked_fill_(~allowed, -torch.inf)
+        drawn = sample(adjusted, rows)
+        places: dict[Request, list[int]] = {}
+        for place, row in enumerate(rows):
+            places.setdefault(row.request, []).append(place)
+        emitted = {}
+        for request, own in places.items():
+            drafts = rows[own[-1]].drafts
+            if drafts and self._speculator is not None and self._speculator.draws(request):
+                p = token_distribution(adjusted[own], [request.params] * len(own))
+                emitted[request] = self._speculator.judge(request, p, drafts)
+            else:
+                emitted[request] = accept_matching([drawn[place] for place in own], drafts)
+            self.metrics.num_accepted_tokens += len(emitted[request]) - 1
+        return emitted
+
+    def _reports(
+        self, logits: Tensor, rows: list[Row], emitted: dict[Request, list[int]]
+    ) -> dict[Request, list[TokenLogprob]]:
+        """What is to be told of the new tokens, for those that asked."""
+        reports: dict[Request, list[TokenLogprob]] = {}
+        for row in rows:
+            wanted, tokens = row.request.params.logprobs, emitted[row.request]
+            if wanted is not None and len(row.drafts) < len(tokens):
+                report = logprob_of(logits[row.index], tokens[len(row.drafts)], wanted)
+                reports.setdefault(row.request, []).append(report)
+        return reports
 
     def _advance(self, request: Request, tokens: Sequence[int], reports: Sequence[TokenLogprob]) -> Progress:
         """Takes a request's new tokens into its text, and ends it where it must end."""
@@ -284,6 +337,8 @@ class Engine:
         request.logprobs += reports
         self.metrics.num_generated_tokens += len(tokens)
         answer = self._answers[request]
+        if answer.matcher is not None:
+            answer.matcher.accept(tokens)
         piece, reason = self._read(request, answer, tokens)
         completion = None
         if reason is not None:
@@ -303,6 +358,8 @@ class Engine:
             piece += answer.text.feed(token)
             if answer.text.stopped:
                 return piece, FinishReason.STOP
+            if answer.matcher is not None and answer.matcher.is_complete and token == tokens[-1]:
+                return piece + answer.text.finish(), FinishReason.STOP
             if answer.num_tokens == params.max_tokens:
                 return piece, FinishReason.LENGTH
         return piece, None
@@ -310,6 +367,8 @@ class Engine:
     def _close(self, request: Request) -> Completion:
         """The answer of a request that has ended; the engine forgets the request."""
         answer = self._answers.pop(request)
+        if self._speculator is not None:
+            self._speculator.forget(request)
         request.times.finished = time.monotonic()
         self.metrics.count_finished(request)
         group = self._groups[answer.group]

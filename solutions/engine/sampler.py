@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,49 +14,75 @@ from solutions.kv_cache.sampling import draw, token_distribution
 from .request import Request, TokenLogprob
 
 
-def adjust_logits(logits: Tensor, request: Request) -> Tensor:
+@dataclass(frozen=True)
+class Row:
+    """One row of a step's logits, and whose next token it is to give.
+
+    Args:
+        index: of the row.
+        request: whose settings count. Several requests may read one row: samples of a prompt start from the same.
+        drafts: tokens that stand between what is known of the request and this row.
+    """
+
+    index: int
+    request: Request
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """How many tokens the answer holds before the one that this row gives."""
+        return self.request.num_output + len(self.drafts)
+
+
+def adjust_logits(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Logits after biases and penalties.
 
     Args:
-        logits: `[vocab_size]`, left as they are.
-        request: whose answer so far is penalised.
+        logits: `[rows, vocab_size]`, one for each of `rows`; left as they are.
+        rows: whose answers so far are penalised, drafts included.
     """
-    params = request.params
-    if not params.changes_logits:
+    changed = [place for place, row in enumerate(rows) if row.request.params.changes_logits]
+    if not changed:
         return logits
     logits = logits.clone()
-    for token, bias in params.logit_bias:
-        logits[token] += bias
-    if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(request.tokens)))
-        values = logits[seen]
-        penalty = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if request.num_output and (params.presence_penalty or params.frequency_penalty):
-        tokens, counts = torch.tensor(request.output).unique(return_counts=True)
-        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
+    for place in changed:
+        _adjust(logits[place], rows[place])
     return logits
 
 
-def sample(logits: Tensor, requests: list[Request]) -> list[int]:
-    """One token for each request, from its own row.
+def _adjust(logits: Tensor, row: Row) -> None:
+    """Changes one row in place."""
+    params, request = row.request.params, row.request
+    for token, bias in params.logit_bias:
+        logits[token] += bias
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*request.tokens, *row.drafts}))
+        values, penalty = logits[seen], params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    output = [*request.output, *row.drafts]
+    if output and (params.presence_penalty or params.frequency_penalty):
+        tokens, counts = torch.tensor(output).unique(return_counts=True)
+        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
 
-    A greedy row takes the first of its largest logits; all others are drawn together. A request's random number is that
-    of its seed and the number of its tokens so far: neighbours, preemption and batch size don't change it.
+
+def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    """One token for each row.
+
+    A greedy row takes the first of its largest logits; all others are drawn together. The random number of a token is
+    that of its request's seed and of its place in the answer: neighbours, preemption and speculation don't change it.
 
     Args:
-        logits: `[requests, vocab_size]`, adjusted and masked already.
-        requests: one for each row.
+        logits: `[rows, vocab_size]`, adjusted and masked already.
+        rows: whose they are.
     """
-    tokens = logits.argmax(dim=-1).tolist()
-    drawn = [row for row, request in enumerate(requests) if request.params.temperature > 0]
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    drawn = [place for place, row in enumerate(rows) if row.request.params.temperature > 0]
     if drawn:
-        params = [requests[row].params for row in drawn]
-        probs = token_distribution(logits[drawn], params)
-        uniforms = [uniform(requests[row].params.seed, requests[row].num_output) for row in drawn]
-        for row, token in zip(drawn, draw(probs, uniforms).tolist(), strict=True):
-            tokens[row] = token
-    return [int(token) for token in tokens]
+        probs = token_distribution(logits[drawn], [rows[place].request.params for place in drawn])
+        uniforms = [uniform(rows[place].request.params.seed, rows[place].step) for place in drawn]
+        for place, token in zip(drawn, draw(probs, uniforms).tolist(), strict=True):
+            tokens[place] = token
+    return tokens
 
 
 def logprob_of(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
