@@ -34,7 +34,7 @@ class AsyncEngine:
         self._engine = engine
         self._wishes: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._streams: dict[str, Callable[[Progress | Exception], None]] = {}
+        self._streams: dict[str, Callable[[Progress | Exception], object]] = {}
         self._closing = False
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

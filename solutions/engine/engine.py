@@ -232,16 +232,14 @@ class Engine:
         Raises:
             ValueError: as `add_request`; none of the prompts is answered then.
         """
-        several = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
-        if several and isinstance(several[0], int):
-            several = [several]  # type: ignore[list-item]
+        several = _several(prompts)
         settings = [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(settings) != len(several):
             raise ValueError(f"{len(several)} prompts need as many params, got {len(settings)}")
         names: list[str] = []
         try:
             for prompt, one in zip(several, settings, strict=True):
-                names.append(self.add_request(prompt, one))  # type: ignore[arg-type]
+                names.append(self.add_request(prompt, one))
         except ValueError:
             for name in names:
                 self.abort(name)
@@ -389,3 +387,15 @@ class Engine:
         for work in step.work:
             work.request.times.first_scheduled = work.request.times.first_scheduled or now
             self.metrics.num_drafted_tokens += work.num_drafts
+
+
+def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt or many as a list; a list of numbers is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    found = list(prompts)
+    if found and all(isinstance(item, int) for item in found):
+        return [[item for item in found if isinstance(item, int)]]
+    if any(isinstance(item, int) for item in found):
+        raise ValueError("prompts mix token ids with texts or lists; give one prompt or a list of prompts")
+    return [item for item in found if not isinstance(item, int)]

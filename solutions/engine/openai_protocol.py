@@ -153,8 +153,8 @@ class CompletionBody(_Settings):
         if not self.prompt:
             raise ValueError("prompt is empty; give a text, token ids, or a list of either")
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)
 
     def params(self, seed: int) -> SamplingParams:
         """In the engine's terms."""

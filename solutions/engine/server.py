@@ -155,7 +155,7 @@ class _Service:
         """Answers a chat."""
         self.check_model(body.model)
         try:
-            prompt = self._tokenizer.chat([message.plain() for message in body.messages])  # type: ignore[misc]
+            prompt = self._tokenizer.chat([message.plain() for message in body.messages])
             room = self._max_context - len(prompt)
             if room < 1:
                 raise ValueError(f"the messages have {len(prompt)} tokens, and the context holds {self._max_context}")
@@ -230,8 +230,9 @@ class _Service:
 
         working = asyncio.gather(*(one(stream) for stream in streams))
         watching = asyncio.ensure_future(_gone(request))
+        both: set[asyncio.Future[Any]] = {working, watching}
         try:
-            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 raise Refused(499, "the client has gone")
             return [completion for several in working.result() for completion in several]
