@@ -14,7 +14,6 @@ from torch import Tensor
 from labkit.checkpoints import load
 from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
-from solutions.kv_cache.sampling import token_distribution
 
 from .detokenizer import TextStream
 from .grammar import Constraint, GrammarCompiler, Matcher
@@ -24,7 +23,7 @@ from .metrics import Metrics
 from .model_runner import ModelRunner, PackedModel
 from .models.llama import Llama
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
-from .sampler import Row, adjust_logits, logprob_of, sample
+from .sampler import Row, adjust_logits, distribution, logprob_of, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerConfig
 from .speculation import SpeculationConfig, Speculator, accept_matching
@@ -308,7 +307,7 @@ class Engine:
         for request, own in places.items():
             drafts = rows[own[-1]].drafts
             if drafts and self._speculator is not None and self._speculator.draws(request):
-                p = token_distribution(adjusted[own], [request.params] * len(own))
+                p = distribution(adjusted[own], [rows[place] for place in own])
                 emitted[request] = self._speculator.judge(request, p, drafts)
             else:
                 emitted[request] = accept_matching([drawn[place] for place in own], drafts)
@@ -337,14 +336,17 @@ class Engine:
         answer = self._answers[request]
         if answer.matcher is not None:
             answer.matcher.accept(tokens)
+        before = answer.num_tokens
         piece, reason = self._read(request, answer, tokens)
+        told = answer.num_tokens - before
         completion = None
         if reason is not None:
             self._scheduler.finish(request, reason)
             if reason is FinishReason.LENGTH:
                 piece += answer.text.finish()
             completion = self._close(request)
-        return Progress(answer.group, answer.index, piece, tuple(tokens), tuple(reports), completion)
+        # What ended the answer, and what was accepted behind it, are no part of it.
+        return Progress(answer.group, answer.index, piece, tuple(tokens[:told]), tuple(reports[:told]), completion)
 
     def _read(self, request: Request, answer: _Answer, tokens: Sequence[int]) -> tuple[str, FinishReason | None]:
         """The text that new tokens release, and why the answer ends with them, if it does."""

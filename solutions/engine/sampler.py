@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.randomness import uniform
-from solutions.kv_cache.sampling import draw, token_distribution
+from solutions.kv_cache.sampling import apply_temperature, draw, keep_min_p, keep_top_k, keep_top_p
 
 from .request import Request, TokenLogprob
 
@@ -65,6 +65,26 @@ def _adjust(logits: Tensor, row: Row) -> None:
         logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
 
 
+def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """What the rows' tokens are drawn from, float64 `[rows, vocab_size]`: those of lab 07's filters that were asked for.
+
+    Each filter sorts the vocabulary, which costs more than a small model's layer.
+
+    Args:
+        logits: `[rows, vocab_size]`, adjusted and masked already.
+        rows: whose they are.
+    """
+    params = [row.request.params for row in rows]
+    probs = apply_temperature(logits, [one.temperature for one in params])
+    if any(one.top_k for one in params):
+        probs = keep_top_k(probs, [one.top_k for one in params])
+    if any(one.top_p < 1.0 for one in params):
+        probs = keep_top_p(probs, [one.top_p for one in params])
+    if any(one.min_p for one in params):
+        probs = keep_min_p(probs, [one.min_p for one in params])
+    return probs
+
+
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     """One token for each row.
 
@@ -78,7 +98,7 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     tokens: list[int] = logits.argmax(dim=-1).tolist()
     drawn = [place for place, row in enumerate(rows) if row.request.params.temperature > 0]
     if drawn:
-        probs = token_distribution(logits[drawn], [rows[place].request.params for place in drawn])
+        probs = distribution(logits[drawn], [rows[place] for place in drawn])
         uniforms = [uniform(rows[place].request.params.seed, rows[place].step) for place in drawn]
         for place, token in zip(drawn, draw(probs, uniforms).tolist(), strict=True):
             tokens[place] = token
