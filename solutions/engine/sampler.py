@@ -66,7 +66,7 @@ def _adjust(logits: Tensor, row: Row) -> None:
 
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """What the rows' tokens are drawn from, float64 `[rows, vocab_size]`: those of lab 07's filters that were asked for.
+    """What the rows' tokens are drawn from, float64 `[rows, vocab_size]`, by those of lab 07's filters that are in use.
 
     Each filter sorts the vocabulary, which costs more than a small model's layer.
 
