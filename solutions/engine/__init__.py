@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from .engine import Engine, EngineConfig
-from .request import Completion
-from .sampling_params import SamplingParams
+from solutions.student_code import use_from_environment
 
-__all__ = ["Completion", "Engine", "EngineConfig", "SamplingParams"]
+# Before the engine imports what it is made of: whose lab code that is can't be changed later.
+PARTS = use_from_environment()
+
+from .engine import Engine, EngineConfig  # noqa: E402
+from .request import Completion  # noqa: E402
+from .sampling_params import SamplingParams  # noqa: E402
+
+__all__ = ["PARTS", "Completion", "Engine", "EngineConfig", "SamplingParams"]

@@ -7,10 +7,12 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from labkit.checkpoints.errors import CheckpointError
 from labkit.tokenizer import Message
 
+from . import PARTS
 from .engine import Engine, EngineConfig
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerConfig
@@ -97,10 +99,25 @@ def serve(
                 timeout_graceful_shutdown=int(patience) + 1)  # fmt: skip
 
 
+def _show_parts() -> None:
+    """Which parts of the engine are the student's, and what keeps the others out."""
+    used = [part for part in PARTS if part.name in sys.modules]
+    if not used:
+        return
+    table = Table(title="whose code this is", title_justify="left", box=None, padding=(0, 2))
+    for heading in ("lab", "file", "whose"):
+        table.add_column(heading)
+    for part in used:
+        whose = "[green]yours[/]" if part.is_student else f"the reference's: yours {part.why}"
+        table.add_row(part.lab, f"{part.module}.py", whose)
+    _console.print(table)
+
+
 def _engine(model: str, speculate: bool, blocks: int) -> Engine:
     # Prompt lookup is lab 14's; only those who speculate need it.
     from solutions.speculative.ngram import NgramDrafter
 
+    _show_parts()
     config = EngineConfig(
         SchedulerConfig(max_context=8192),
         num_blocks=blocks,
