@@ -73,29 +73,55 @@ class Decoder:
         Raises:
             ValueError: wrong shapes or types, ids outside the vocabulary, positions outside the context.
         """
-        self._check_inputs(tokens, positions)
+        self.check_inputs(tokens, positions)
         return self.forward(tokens, positions, attend)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Run the model without checks, which cost a GPU a wait per step; otherwise as `__call__`."""
         positions = positions.expand(tokens.shape)
-        cos, sin = self._rotation(positions)
-        hidden = F.embedding(tokens, self.weights["model.embed_tokens.weight"])
+        rotation = self.rotation(positions)
+        hidden = self.embed(tokens)
         for layer in range(self.config.num_layers):
-            block = f"model.layers.{layer}"
-            normed = self._norm(hidden, f"{block}.input_layernorm")
-            q = self._heads(normed, f"{block}.self_attn.q_proj")
-            k = self._heads(normed, f"{block}.self_attn.k_proj")
-            v = self._heads(normed, f"{block}.self_attn.v_proj")
-            read = attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v, positions)
-            if read.shape != q.shape:
-                raise ValueError(f"attention of layer {layer} returned shape {tuple(read.shape)}; "
-                                 f"expected that of the queries, {tuple(q.shape)}")
-            hidden = hidden + self.linear(read.transpose(1, 2).flatten(2), f"{block}.self_attn.o_proj")
-            normed = self._norm(hidden, f"{block}.post_attention_layernorm")
-            gate = F.silu(self.linear(normed, f"{block}.mlp.gate_proj"))
-            gated = gate * self.linear(normed, f"{block}.mlp.up_proj")
-            hidden = hidden + self.linear(gated, f"{block}.mlp.down_proj")
+            hidden = self.block(layer, hidden, rotation, positions, attend)
+        return self.head(hidden)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Look up token ids, `[batch, tokens]`, in the embedding table: `[batch, tokens, hidden]`."""
+        return F.embedding(tokens, self.weights["model.embed_tokens.weight"])
+
+    def block(
+        self, layer: int, hidden: Tensor, rotation: tuple[Tensor, Tensor], positions: Tensor, attend: Attend
+    ) -> Tensor:
+        """Run one transformer block.
+
+        Args:
+            layer: its index, from 0.
+            hidden: the residual stream, `[batch, tokens, hidden]`.
+            rotation: what `rotation(positions)` returned.
+            positions: `[batch, tokens]`.
+            attend: attention.
+
+        Returns:
+            The residual stream after the block.
+        """
+        block = f"model.layers.{layer}"
+        normed = self._norm(hidden, f"{block}.input_layernorm")
+        q = self._heads(normed, f"{block}.self_attn.q_proj")
+        k = self._heads(normed, f"{block}.self_attn.k_proj")
+        v = self._heads(normed, f"{block}.self_attn.v_proj")
+        cos, sin = rotation
+        read = attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v, positions)
+        if read.shape != q.shape:
+            raise ValueError(f"attention of layer {layer} returned shape {tuple(read.shape)}; "
+                             f"expected that of the queries, {tuple(q.shape)}")
+        hidden = hidden + self.linear(read.transpose(1, 2).flatten(2), f"{block}.self_attn.o_proj")
+        normed = self._norm(hidden, f"{block}.post_attention_layernorm")
+        gate = F.silu(self.linear(normed, f"{block}.mlp.gate_proj"))
+        gated = gate * self.linear(normed, f"{block}.mlp.up_proj")
+        return hidden + self.linear(gated, f"{block}.mlp.down_proj")
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Norm and output projection: `[batch, tokens, hidden] -> [batch, tokens, vocab]`."""
         hidden = self._norm(hidden, "model.norm")
         return self.linear(hidden, "model.embed_tokens" if self.config.tie_embeddings else "lm_head")
 
@@ -113,7 +139,7 @@ class Decoder:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_eps)
         return wide.to(inputs.dtype) * self.weights[f"{name}.weight"]
 
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of the RoPE angles, `[batch, 1, tokens, head_dim / 2]` float32.
 
         The angles are float32 in every model: bfloat16 cannot tell position 256 from 257.
@@ -121,7 +147,7 @@ class Decoder:
         angles = positions[:, None, :, None].to(torch.float32) * self._inverse_frequencies
         return angles.cos(), angles.sin()
 
-    def _check_inputs(self, tokens: Tensor, positions: Tensor) -> None:
+    def check_inputs(self, tokens: Tensor, positions: Tensor) -> None:
         for name, given in (("tokens", tokens), ("positions", positions)):
             if not isinstance(given, Tensor) or given.dtype != torch.int64:
                 kind = given.dtype if isinstance(given, Tensor) else type(given).__name__

@@ -145,7 +145,7 @@ def read_weights(reader: GGUFReader, config: ModelConfig, progress: Progress | N
         if tensor.name != _ROPE_FACTORS:
             name = huggingface_name(tensor.name)
             weight = torch.from_numpy(_dequantize(tensor))
-            weights[name] = _undo_permutation(name, weight, config)
+            weights[name] = undo_permutation(name, weight, config)
         if progress is not None:
             progress(index + 1, len(reader.tensors))
     return weights
@@ -168,7 +168,23 @@ def huggingface_name(gguf_name: str) -> str:
                           f"the decoder would ignore it and be wrong")
 
 
-def _undo_permutation(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
+def gguf_name(name: str) -> str:
+    """The way back: `model.layers.3.self_attn.q_proj.weight` is `blk.3.attn_q.weight`.
+
+    Raises:
+        CheckpointError: no tensor of a Llama or Qwen2 model has this name.
+    """
+    match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?([a-z_.]+)\.(weight|bias)", name)
+    if match is not None:
+        layer, part, kind = match.groups()
+        table = _MODEL_NAMES if layer is None else _LAYER_NAMES
+        for short, long in table.items():
+            if long == part:
+                return f"{short}.{kind}" if layer is None else f"blk.{int(layer)}.{short}.{kind}"
+    raise CheckpointError(f"no Llama or Qwen2 model has a tensor {name!r}")
+
+
+def undo_permutation(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
     """Bring the rows of a Llama's q and k back: head by head from neighbouring pairs to two halves."""
     if config.architecture != "llama":
         return weight

@@ -40,22 +40,22 @@ def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> 
     Raises:
         CheckpointError: the model cannot be found, read or used; the message says why and what to do.
     """
-    source = _find(name)
+    source = find_model(name)
     return Model(_decoder(source, dtype, device), _tokenizer(source))
 
 
 def load_decoder(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
     """Load only the decoder of a model; arguments and errors as in `load`."""
-    return _decoder(_find(name), dtype, device)
+    return _decoder(find_model(name), dtype, device)
 
 
 def load_tokenizer(name: str) -> Tokenizer:
     """Load only the tokenizer of a model, which takes well under a second; errors as in `load`."""
-    return _tokenizer(_find(name))
+    return _tokenizer(find_model(name))
 
 
-def _find(name: str) -> Path:
-    """Return the folder or `.gguf` file that a name stands for."""
+def find_model(name: str) -> Path:
+    """Return the folder or `.gguf` file that a name stands for; names and errors as in `load`."""
     if name == bundled.NAME:
         return bundled.bundled_folder()
     path = Path(name).expanduser()

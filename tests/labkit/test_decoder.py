@@ -94,7 +94,7 @@ def test_norms_of_large_half_precision_activations_do_not_overflow() -> None:
 def test_positions_far_out_are_told_apart_in_bfloat16() -> None:
     config = ModelConfig.tiny(max_context=8192)
     decoder = Decoder(config, random_weights(config, 0), torch.bfloat16)
-    cos, sin = decoder._rotation(torch.tensor([[4095]]))
+    cos, sin = decoder.rotation(torch.tensor([[4095]]))
     angles = 4095 * 10_000.0 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
     assert error(cos[0, 0, 0], angles.cos()) < 1e-3 and error(sin[0, 0, 0], angles.sin()) < 1e-3
 
