@@ -11,7 +11,6 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from labkit.checkpoints import load
 from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
 
@@ -20,8 +19,8 @@ from .grammar import Constraint, GrammarCompiler, Matcher
 from .kv_manager import KVManager
 from .kv_pool import KVPool
 from .metrics import Metrics
-from .model_runner import ModelRunner, PackedModel
-from .models.llama import Llama
+from .model_runner import ModelRunner
+from .models.loading import LoadedModel, load
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
 from .sampler import Row, adjust_logits, distribution, logprob_of, sample
 from .sampling_params import SamplingParams
@@ -42,7 +41,7 @@ class EngineConfig:
         block_size: tokens in a block.
         num_host_blocks: blocks in host memory, for preemption by swap.
         prefix_cache: "hash", "radix" or "none".
-        dtype: of weights, activations, keys and values.
+        dtype: of weights, activations, keys and values; a `LoadedModel` keeps its own.
         speculation: who drafts; None for plain decoding.
     """
 
@@ -92,7 +91,8 @@ class Engine:
     """Serves many requests on one model.
 
     Args:
-        model: a name or path as in `labkit.checkpoints.load`, or a model that is loaded already.
+        model: a name or path as in `labkit.checkpoints.load`, of any family in `models.loading`, or a model that is
+            loaded already.
         config: sizes and limits.
 
     Raises:
@@ -100,20 +100,21 @@ class Engine:
         CheckpointError: the model can't be loaded.
     """
 
-    def __init__(self, model: str | Model, config: EngineConfig | None = None) -> None:
+    def __init__(self, model: str | Model | LoadedModel, config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
-        loaded = load(model) if isinstance(model, str) else model
-        context = min(config.scheduler.max_context, loaded.config.max_context)
+        loaded = model if isinstance(model, LoadedModel) else load(model, config.dtype)
+        context = min(config.scheduler.max_context, loaded.model.max_context)
         self.config = replace(config, scheduler=replace(config.scheduler, max_context=context))
         self.tokenizer = loaded.tokenizer
         self.metrics = Metrics()
-        self._vocab_size = loaded.config.vocab_size
+        self._vocab_size = loaded.model.vocab_size
         self._stop_ids = frozenset(loaded.tokenizer.stop_ids)
         self._memory = KVManager(config.num_blocks, config.block_size, config.prefix_cache, config.num_host_blocks)
         self._scheduler = Scheduler(self.config.scheduler, self._memory)
-        packed: PackedModel = Llama(loaded.config, loaded.decoder.weights, config.dtype)
-        pool = KVPool(loaded.config, config.num_blocks, config.block_size, config.num_host_blocks, config.dtype)
-        self._runner = ModelRunner(packed, pool)
+        pool = KVPool(
+            loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks, loaded.model.dtype
+        )
+        self._runner = ModelRunner(loaded.model, pool)
         self._speculator = Speculator(config.speculation, self._vocab_size) if config.speculation is not None else None
         self._answers: dict[Request, _Answer] = {}
         self._groups: dict[str, list[Request]] = {}

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from .attention import PagedAttention
 from .kv_pool import KVPool
-from .models.llama import PackedAttention
+from .models.packed_attention import PackedAttention
 from .step import Step
 
 
 class PackedModel(Protocol):
-    """A model over tokens of many requests laid end to end; see `models.llama.Llama`."""
+    """A model over tokens of many requests laid end to end; see `models.blocks.Decoder`."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor) -> Tensor:
         """Logits `[rows, vocab_size]`."""
