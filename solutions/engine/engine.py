@@ -20,13 +20,15 @@ from .kv_manager import KVManager
 from .kv_pool import KVPool
 from .metrics import Metrics
 from .model_runner import ModelRunner
-from .models.loading import LoadedModel, load
+from .models.loading import LoadedModel
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
 from .sampler import Row, adjust_logits, distribution, logprob_of, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerConfig
 from .speculation import SpeculationConfig, Speculator, accept_matching
 from .step import Step
+from .weights.loading import load
+from .weights.packing import Packing
 
 Prompt = str | Sequence[int]
 
@@ -41,7 +43,8 @@ class EngineConfig:
         block_size: tokens in a block.
         num_host_blocks: blocks in host memory, for preemption by swap.
         prefix_cache: "hash", "radix" or "none".
-        dtype: of weights, activations, keys and values; a `LoadedModel` keeps its own.
+        weights: how they are held, a name in `weights.formats`; a `LoadedModel` keeps its own.
+        packing: how quantized ones run.
         speculation: who drafts; None for plain decoding.
     """
 
@@ -50,7 +53,8 @@ class EngineConfig:
     block_size: int = 16
     num_host_blocks: int = 0
     prefix_cache: str = "hash"
-    dtype: torch.dtype = torch.float32
+    weights: str = "fp32"
+    packing: Packing = field(default_factory=Packing)
     speculation: SpeculationConfig | None = None
 
 
@@ -102,7 +106,7 @@ class Engine:
 
     def __init__(self, model: str | Model | LoadedModel, config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
-        loaded = model if isinstance(model, LoadedModel) else load(model, config.dtype)
+        loaded = model if isinstance(model, LoadedModel) else load(model, config.weights, config.packing)
         context = min(config.scheduler.max_context, loaded.model.max_context)
         self.config = replace(config, scheduler=replace(config.scheduler, max_context=context))
         self.tokenizer = loaded.tokenizer

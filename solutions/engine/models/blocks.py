@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -21,6 +22,27 @@ Weights = Mapping[str, Tensor]
 
 Linear = Callable[[Tensor], Tensor]
 """A projection `[tokens, in] -> [tokens, out]`: the seam for packed weights."""
+
+
+class HeldWeights(Mapping[str, Tensor], ABC):
+    """Weights whose projections are not, or not only, made of their tensors; see `weights.store`."""
+
+    @abstractmethod
+    def is_quantized(self, name: str) -> bool:
+        """Whether `joined` makes the layer `name`, given without ".weight"."""
+
+    @abstractmethod
+    def joined(self, names: Sequence[str]) -> Linear:
+        """Projections of the same inputs as one, without their biases.
+
+        Raises:
+            ValueError: a layer that can't be held so, or can't run; the message names it.
+        """
+
+    @abstractmethod
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> HeldWeights:
+        """The same layers among other tensors: fewer of them, or of another type."""
+
 
 FeedForward = Callable[[Tensor], Tensor]
 """What a layer computes token by token, `[tokens, hidden] -> [tokens, hidden]`."""
@@ -56,7 +78,7 @@ class Decoder:
         self._embedding = weights["model.embed_tokens.weight"]
         self.dtype = self._embedding.dtype
         self._norm = weights["model.norm.weight"]
-        self._head = dense(self._embedding if config.tie_embeddings else weights["lm_head.weight"])
+        self._head = joined(weights, ["model.embed_tokens" if config.tie_embeddings else "lm_head"])
         self._norm_eps = config.norm_eps
         self._frequencies = rope_frequencies(config) if frequencies is None else frequencies
         self._rope_gain = rope_gain
@@ -181,14 +203,22 @@ def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 def joined(weights: Weights, names: list[str]) -> Linear:
     """Several projections of the same input as one: fewer and larger products, the same numbers."""
-    biases = [weights.get(f"{name}.bias") for name in names]
-    matrix = torch.cat([weights[f"{name}.weight"] for name in names])
-    if all(bias is None for bias in biases):
-        return dense(matrix)
-    rows = [weights[f"{name}.weight"].shape[0] for name in names]
-    return dense(matrix, torch.cat([
-        matrix.new_zeros(count) if bias is None else bias for bias, count in zip(biases, rows, strict=True)
-    ]))  # fmt: skip
+    matrices = [weights[f"{name}.weight"] for name in names]
+    bias = _joined_bias([weights.get(f"{name}.bias") for name in names], [len(matrix) for matrix in matrices])
+    if isinstance(weights, HeldWeights) and any(weights.is_quantized(name) for name in names):
+        product = weights.joined(names)
+        return product if bias is None else lambda inputs: product(inputs) + bias
+    return dense(matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias)
+
+
+def _joined_bias(biases: list[Tensor | None], rows: list[int]) -> Tensor | None:
+    """The biases of several projections side by side, with zeros for those that have none."""
+    given = [bias for bias in biases if bias is not None]
+    if not given:
+        return None
+    return torch.cat([
+        given[0].new_zeros(count) if bias is None else bias for bias, count in zip(biases, rows, strict=True)
+    ])  # fmt: skip
 
 
 def rms_norm(hidden: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -198,9 +228,7 @@ def rms_norm(hidden: Tensor, gain: Tensor, eps: float) -> Tensor:
     return wide.to(hidden.dtype) * gain
 
 
-def fitting(
-    family: str, shapes: Mapping[str, tuple[int, ...]], weights: Weights, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def fitting(family: str, shapes: Mapping[str, tuple[int, ...]], weights: Weights, dtype: torch.dtype) -> Weights:
     """The weights of a model in the dtype to compute in, once they are known to be all there is.
 
     Raises:
@@ -219,4 +247,9 @@ def fitting(
             raise ValueError(f"weight {name} must have the shape {shape}, got {tuple(weights[name].shape)}")
         if not weights[name].is_floating_point():
             raise ValueError(f"weight {name} must be floating point, got {weights[name].dtype}")
-    return {name: weight.to(dtype) for name, weight in weights.items()}
+    return same_kind(weights, {name: weight.to(dtype) for name, weight in weights.items()})
+
+
+def same_kind(weights: Weights, tensors: dict[str, Tensor]) -> Weights:
+    """Other tensors of a model, whose projections are quantized as those of `weights` are."""
+    return weights.with_tensors(tensors) if isinstance(weights, HeldWeights) else tensors

@@ -11,7 +11,7 @@ from labkit.config import ModelConfig
 from labkit.latent_config import LatentConfig
 
 from ..kv_pool import KVShape
-from .blocks import Decoder, FeedForward, Layer, Weights, fitting, gated_mlp
+from .blocks import Decoder, FeedForward, Layer, Weights, fitting, gated_mlp, same_kind
 from .experts import Experts
 from .group_routing import Routing, router
 from .latent_attention import LatentAttention
@@ -72,7 +72,8 @@ class Deepseek(Decoder):
         core, sizes = config.core, config.latent
         given = fitting("deepseek", weight_shapes(config), weights, dtype)
         # What decides between experts that are nearly equal is not rounded.
-        given |= {name: weight for name, weight in weights.items() if name.endswith("e_score_correction_bias")}
+        exact = {name: weight for name, weight in weights.items() if name.endswith("e_score_correction_bias")}
+        given = same_kind(given, {**given, **exact})
         score_gain = 1.0 if config.yarn is None else config.yarn.score_gain
         layers = []
         for index in range(core.num_layers):

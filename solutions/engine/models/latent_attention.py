@@ -10,7 +10,7 @@ from labkit.latent_config import LatentConfig
 from solutions.kv_cache.latent import latent_attention_flops
 from solutions.kv_cache.latent_attention import split_kv_projection
 
-from .blocks import Linear, Weights, dense, joined, rms_norm
+from .blocks import Weights, joined, rms_norm, same_kind
 from .packed_attention import PackedAttention
 
 _LATENT_NORM_EPS = 1e-6
@@ -45,12 +45,13 @@ class LatentAttention:
         kv_rows = torch.cat((torch.arange(sizes.kv_lora_rank), sizes.kv_lora_rank + halves))
         kv_name = f"{name}.kv_a_proj_with_mqa"
         sorted_rows = {**_rows(weights, q_name, q_rows), **_rows(weights, kv_name, kv_rows)}
+        given = same_kind(weights, {**weights, **sorted_rows})
         if q_lora_rank is None:
-            self._down = joined(sorted_rows, [q_name, kv_name])
+            self._down = joined(given, [q_name, kv_name])
         else:
-            self._down = joined({**weights, **sorted_rows}, [f"{name}.q_a_proj", kv_name])
+            self._down = joined(given, [f"{name}.q_a_proj", kv_name])
             self._q_norm = weights[f"{name}.q_a_layernorm.weight"]
-            self._q_up: Linear = dense(sorted_rows[f"{q_name}.weight"])
+            self._q_up = joined(given, [q_name])
         self._kv_norm = weights[f"{name}.kv_a_layernorm.weight"]
         self._out = joined(weights, [f"{name}.o_proj"])
         self._maps = _Maps(sizes, weights[f"{name}.kv_b_proj.weight"], score_gain * sizes.qk_head_dim**-0.5)

@@ -19,7 +19,7 @@ from labkit.config import ModelConfig
 from labkit.latent_config import LatentConfig
 from labkit.tokenizer import Tokenizer
 
-from .blocks import Decoder, Weights
+from .blocks import Decoder, Weights, same_kind
 from .deepseek import Deepseek, DeepseekConfig
 from .group_routing import Routing
 from .llama import Llama
@@ -46,24 +46,27 @@ class LoadedModel:
     tokenizer: Tokenizer
 
 
-def load(source: str | Model, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load(
+    source: str | Model, dtype: torch.dtype = torch.float32, hold: Callable[[Weights], Weights] = dict
+) -> LoadedModel:
     """Loads a model and its tokenizer.
 
     Args:
         source: a name or path as in `labkit.checkpoints.load`, or what that has loaded.
         dtype: of weights and activations.
+        hold: given the weights, returns what the model is made of: see `weights.store`.
 
     Raises:
         CheckpointError: the model can't be found, read or followed; the message says why and what to do.
     """
     path = _folder(source) if isinstance(source, str) else None
     if path is not None:
-        return LoadedModel(load_decoder(path, dtype), checkpoints.load_tokenizer(str(path)))
+        return LoadedModel(load_decoder(path, dtype, hold), checkpoints.load_tokenizer(str(path)))
     given = checkpoints.load(source, dtype) if isinstance(source, str) else source
-    return LoadedModel(Llama(given.config, given.decoder.weights, dtype), given.tokenizer)
+    return LoadedModel(Llama(given.config, hold(given.decoder.weights), dtype), given.tokenizer)
 
 
-def load_decoder(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def load_decoder(path: Path, dtype: torch.dtype = torch.float32, hold: Callable[[Weights], Weights] = dict) -> Decoder:
     """Loads the model of a folder in Hugging Face's layout, without a tokenizer.
 
     Raises:
@@ -79,7 +82,7 @@ def load_decoder(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
         raise CheckpointError(f"{file}: {error}") from error
     weights = folder.read_weights(path, core)
     try:
-        return build(weights, dtype)
+        return build(hold(weights), dtype)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -211,7 +214,7 @@ def _without_extra_layers(weights: Weights, num_layers: int) -> Weights:
         number = name.removeprefix(layers).partition(".")[0]
         return name.startswith(layers) and number.isdecimal() and int(number) >= num_layers
 
-    return {name: weight for name, weight in weights.items() if not is_extra(name)}
+    return same_kind(weights, {name: weight for name, weight in weights.items() if not is_extra(name)})
 
 
 def _folder(name: str) -> Path | None:
