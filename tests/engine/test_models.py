@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from grader.judge.numerics import check_close, check_equal
-from labkit.checkpoints import CheckpointError, load_tokenizer
+from labkit.checkpoints import CheckpointError, bundled_folder, load_tokenizer
 from labkit.tokenizer import Tokenizer
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.kv_manager import KVManager
@@ -352,6 +352,19 @@ def test_weights_that_do_not_fit_are_refused_by_name(get_family: GetFamily, tmp_
     ):
         with pytest.raises(CheckpointError, match=message):
             load_decoder(copy_of(get_family("qwen3"), tmp_path, {}, {name: wrong}))  # type: ignore[dict-item]
+
+
+def test_a_folder_with_its_tokenizer_is_served_by_its_name(get_family: GetFamily, tmp_path: Path) -> None:
+    family = get_family("deepseek v2")
+    copy_of(family, tmp_path, {}, {})
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if (bundled_folder() / name).is_file():
+            (tmp_path / name).write_bytes((bundled_folder() / name).read_bytes())
+    engine = Engine(str(tmp_path), EngineConfig(num_blocks=4))
+    prompt = text_of(6, seed=9)
+    answer = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))[0][0]
+    assert answer.tokens == tuple(family.logits((*prompt, *answer.tokens))[5:-1].argmax(dim=-1).tolist())
+    assert answer.text == engine.tokenizer.decode(answer.tokens)
 
 
 def test_names_that_stand_for_no_model(tmp_path: Path) -> None:
