@@ -31,7 +31,7 @@ IMPORT_LINTER := .venv/bin/lint-imports
 
 export EVIDENCE
 
-.PHONY: help setup demo test evidence submit update grade test-strength stubs notebooks hint lint bench doctor clean clean-all FORCE
+.PHONY: help setup demo chat test evidence submit update grade test-strength stubs notebooks hint lint bench doctor clean clean-all FORCE
 
 help: ## List these commands
 	@echo "The inference workbook. Commands, with what may be set after them:"
@@ -56,6 +56,10 @@ demo: setup ## The main job: the reference answers from a real model, then sampl
 	@$(PY) -m grader samples --lab 07 --out .out/samples-$(SAMPLES) $(if $(filter quick,$(SAMPLES)),--quick)
 	@# Exit code 3 says that some submissions need a person; the hostile samples do, and that is no failure here.
 	@$(PY) -m grader grade --lab 07 --submissions .out/samples-$(SAMPLES) --out .out/grades || test $$? -eq 3
+
+chat: setup ## Talk to the engine; on your own code where it is written with IMPL=labs [MODEL=name]
+	@ENGINE_IMPL=$(if $(filter command environment,$(firstword $(origin IMPL))),$(IMPL),solutions) \
+	  $(PY) -m solutions.engine chat $(if $(MODEL),--model "$(MODEL)")
 
 test: setup ## Every test: the workbook's own, the labs on the reference, compiled kernels, and the self-check
 	$(PYTEST) tests -q

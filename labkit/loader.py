@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 
-class _SourceLoader(importlib.machinery.SourceFileLoader):
+class SourceLoader(importlib.machinery.SourceFileLoader):
     """Compiles the file as it is now; a cached `.pyc` is too old if an edit keeps size and second."""
 
     def get_code(self, fullname: str) -> CodeType:
@@ -88,4 +88,4 @@ class LabPackage(importlib.abc.MetaPathFinder):
         file = self.file_of(module)
         if not file.is_file():
             raise ModuleNotFoundError(f"{file.name} is missing from {file.parent}", name=fullname)
-        return importlib.util.spec_from_file_location(fullname, file, loader=_SourceLoader(fullname, str(file)))
+        return importlib.util.spec_from_file_location(fullname, file, loader=SourceLoader(fullname, str(file)))

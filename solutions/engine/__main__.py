@@ -1,0 +1,156 @@
+"""The engine's command line: `python -m solutions.engine chat`, `generate` or `serve`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from labkit.checkpoints.errors import CheckpointError
+from labkit.tokenizer import Message
+
+from . import PARTS
+from .engine import Engine, EngineConfig
+from .sampling_params import SamplingParams
+from .scheduler import SchedulerConfig
+from .speculation import SpeculationConfig
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="The reference engine on a real model.")
+_console = Console(highlight=False)
+
+Model = Annotated[str, typer.Option("--model", help="smollm2 (bundled), a folder, a .gguf file or a hub id")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 means the most likely token")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="the most tokens of an answer")]
+Speculate = Annotated[bool, typer.Option("--speculate", help="draft by prompt lookup")]
+Blocks = Annotated[int, typer.Option("--blocks", min=1, help="blocks of 16 tokens in the KV pool")]
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="texts to continue, all at once")],
+    model: Model = "smollm2",
+    temperature: Temperature = 0.0,
+    max_tokens: MaxTokens = 64,
+    speculate: Speculate = False,
+    blocks: Blocks = 512,
+) -> None:
+    """Continue texts."""
+    engine = _engine(model, speculate, blocks)
+    try:
+        answers = engine.generate(prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens))
+    except ValueError as error:
+        _refuse(error)
+    for prompt, (answer,) in zip(prompts, answers, strict=True):
+        _console.print(f"[bold]{_plain(prompt)}[/]{_plain(answer.text)}\n", soft_wrap=True)
+
+
+@app.command()
+def chat(
+    model: Model = "smollm2",
+    temperature: Temperature = 0.7,
+    max_tokens: MaxTokens = 256,
+    speculate: Speculate = False,
+    blocks: Blocks = 512,
+) -> None:
+    """Talk to the model; an empty line or Ctrl-D ends it."""
+    engine = _engine(model, speculate, blocks)
+    messages: list[Message] = []
+    while True:
+        try:
+            words = _console.input("[bold green]you[/] ") if sys.stdin.isatty() else sys.stdin.readline().strip()
+        except (EOFError, KeyboardInterrupt):
+            words = ""
+        if not words:
+            break
+        messages.append({"role": "user", "content": words})
+        try:
+            text = _answer(engine, messages, SamplingParams(temperature=temperature, max_tokens=max_tokens))
+        except ValueError as error:
+            _refuse(error)
+        messages.append({"role": "assistant", "content": text})
+
+
+@app.command()
+def serve(
+    model: Model = "smollm2",
+    host: Annotated[str, typer.Option("--host", help="0.0.0.0 to be reached from elsewhere")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="ENGINE_API_KEY", help="what clients must show")
+    ] = None,
+    max_concurrent: Annotated[int, typer.Option("--max-concurrent", min=1, help="requests at once")] = 256,
+    patience: Annotated[float, typer.Option("--patience", min=0.0, help="seconds a shutdown waits for answers")] = 10.0,
+    speculate: Speculate = False,
+    blocks: Blocks = 1024,
+) -> None:
+    """Serve the OpenAI API; Ctrl-C finishes what is being answered, then stops."""
+    # Imported here: the other commands need no server.
+    import uvicorn
+
+    from .server import ServerConfig, make_app
+
+    engine = _engine(model, speculate, blocks)
+    config = ServerConfig(model, api_key, max_concurrent=max_concurrent, patience=patience)
+    _console.print(f"{model} at http://{host}:{port}/v1")
+    uvicorn.run(make_app(engine, config), host=host, port=port, log_level="warning",
+                timeout_graceful_shutdown=int(patience) + 1)  # fmt: skip
+
+
+def _show_parts() -> None:
+    """Which parts of the engine are the student's, and what keeps the others out."""
+    used = [part for part in PARTS if part.name in sys.modules]
+    if not used:
+        return
+    table = Table(title="whose code this is", title_justify="left", box=None, padding=(0, 2))
+    for heading in ("lab", "file", "whose"):
+        table.add_column(heading)
+    for part in used:
+        whose = "[green]yours[/]" if part.is_student else f"the reference's: yours {part.why}"
+        table.add_row(part.lab, f"{part.module}.py", whose)
+    _console.print(table)
+
+
+def _engine(model: str, speculate: bool, blocks: int) -> Engine:
+    # Prompt lookup is lab 14's; only those who speculate need it.
+    from solutions.speculative.ngram import NgramDrafter
+
+    _show_parts()
+    config = EngineConfig(
+        SchedulerConfig(max_context=8192),
+        num_blocks=blocks,
+        speculation=SpeculationConfig(NgramDrafter) if speculate else None,
+    )
+    try:
+        with _console.status(f"loading {model} …"):
+            return Engine(model, config)
+    except (CheckpointError, ValueError) as error:
+        _refuse(error)
+
+
+def _answer(engine: Engine, messages: list[Message], params: SamplingParams) -> str:
+    """Prints an answer as it comes."""
+    engine.add_request(engine.tokenizer.chat(messages), params)
+    text = ""
+    while engine.has_work:
+        for progress in engine.step():
+            text += progress.text
+            _console.print(progress.text, end="", markup=False, soft_wrap=True)
+    _console.print()
+    return text
+
+
+def _plain(text: str) -> str:
+    """Text whose square brackets are no mark-up."""
+    return text.replace("[", "\\[")
+
+
+def _refuse(error: Exception) -> NoReturn:
+    _console.print(f"[red]error[/] {_plain(str(error))}", soft_wrap=True)
+    raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,408 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from labkit.checkpoints.loading import Model
+from labkit.checks import check_tokens
+
+from .detokenizer import TextStream
+from .grammar import Constraint, GrammarCompiler, Matcher
+from .kv_manager import KVManager
+from .kv_pool import KVPool
+from .metrics import Metrics
+from .model_runner import ModelRunner
+from .models.loading import LoadedModel
+from .request import Completion, FinishReason, Request, Status, TokenLogprob
+from .sampler import Row, adjust_logits, distribution, logprob_of, sample
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler, SchedulerConfig
+from .speculation import SpeculationConfig, Speculator, accept_matching
+from .step import Step
+from .weights.loading import load
+from .weights.packing import Packing
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How large the engine is.
+
+    Args:
+        scheduler: limits of a step.
+        num_blocks: blocks of the pool.
+        block_size: tokens in a block.
+        num_host_blocks: blocks in host memory, for preemption by swap.
+        prefix_cache: "hash", "radix" or "none".
+        weights: how they are held, a name in `weights.formats`; a `LoadedModel` keeps its own.
+        packing: how quantized ones run.
+        speculation: who drafts; None for plain decoding.
+    """
+
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    num_blocks: int = 1024
+    block_size: int = 16
+    num_host_blocks: int = 0
+    prefix_cache: str = "hash"
+    weights: str = "fp32"
+    packing: Packing = field(default_factory=Packing)
+    speculation: SpeculationConfig | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step has brought one request.
+
+    Args:
+        request_id: whose it is.
+        index: which sample of its prompt.
+        text: the piece of text that can be shown now; may be empty.
+        tokens: the tokens that the answer grew by.
+        logprobs: one for each of them, if asked for.
+        completion: the whole answer, with the step that ends it.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    completion: Completion | None = None
+
+
+@dataclass
+class _Answer:
+    """The engine's side of a request: its text."""
+
+    group: str
+    index: int
+    text: TextStream
+    matcher: Matcher | None = None
+    num_tokens: int = 0
+    """Tokens that belong to the answer: all but the one that stopped it."""
+
+
+class Engine:
+    """Serves many requests on one model.
+
+    Args:
+        model: a name or path as in `labkit.checkpoints.load`, of any family in `models.loading`, or a model that is
+            loaded already.
+        config: sizes and limits.
+
+    Raises:
+        ValueError: a configuration that can't work.
+        CheckpointError: the model can't be loaded.
+    """
+
+    def __init__(self, model: str | Model | LoadedModel, config: EngineConfig | None = None) -> None:
+        config = config or EngineConfig()
+        loaded = model if isinstance(model, LoadedModel) else load(model, config.weights, config.packing)
+        context = min(config.scheduler.max_context, loaded.model.max_context)
+        self.config = replace(config, scheduler=replace(config.scheduler, max_context=context))
+        self.tokenizer = loaded.tokenizer
+        self.metrics = Metrics()
+        self._vocab_size = loaded.model.vocab_size
+        self._stop_ids = frozenset(loaded.tokenizer.stop_ids)
+        self._memory = KVManager(config.num_blocks, config.block_size, config.prefix_cache, config.num_host_blocks)
+        self._scheduler = Scheduler(self.config.scheduler, self._memory)
+        pool = KVPool(
+            loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks, loaded.model.dtype
+        )
+        self._runner = ModelRunner(loaded.model, pool)
+        self._speculator = Speculator(config.speculation, self._vocab_size) if config.speculation is not None else None
+        self._answers: dict[Request, _Answer] = {}
+        self._groups: dict[str, list[Request]] = {}
+        self._grammars: GrammarCompiler | None = None
+        self._names = (f"request-{number}" for number in count())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return not self._scheduler.is_idle
+
+    @property
+    def num_running(self) -> int:
+        """Requests with blocks."""
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for blocks."""
+        return self._scheduler.num_waiting
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None, priority: int = 0,
+        salt: str | None = None, constraint: Constraint | None = None,
+    ) -> str:  # fmt: skip
+        """Takes in a request; `step` works on it from now on.
+
+        Args:
+            prompt: text, or token ids.
+            params: what it asks for.
+            request_id: its name; made up if not given.
+            priority: smaller is more urgent.
+            salt: requests share cached prefixes only with those of an equal salt.
+            constraint: what its answer must look like.
+
+        Returns:
+            Its name.
+
+        Raises:
+            ValueError: an empty prompt, ids outside the vocabulary, a name that is taken, a constraint that can't be
+                followed, or a request that could never run. Nothing has changed then.
+        """
+        params = params or SamplingParams()
+        ids = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
+        ids = check_tokens("prompt", ids, self._vocab_size)
+        name = next(self._names) if request_id is None else request_id
+        if name in self._groups:
+            raise ValueError(f"a request named {name!r} is being served; take another name")
+        for token, _ in params.logit_bias:
+            if token >= self._vocab_size:
+                raise ValueError(f"logit_bias names token {token}; ids run from 0 to {self._vocab_size - 1}")
+        matchers = [self._matcher(constraint) for _ in range(params.n)]
+        requests = [
+            Request(
+                f"{name}.{index}", tuple(ids), replace(params, seed=params.seed + index), self._memory.new_table(),
+                priority=priority, salt=salt,
+            )
+            for index in range(params.n)
+        ]  # fmt: skip
+        first, *others = requests
+        first.siblings = others
+        for other in others:
+            other.leader = first
+        self._scheduler.add(first)
+        self._groups[name] = requests
+        for index, request in enumerate(requests):
+            self._answers[request] = _Answer(name, index, TextStream(self.tokenizer, params.stop), matchers[index])
+        return name
+
+    def abort(self, request_id: str) -> list[Completion]:
+        """Ends a request and all its samples at once; an unknown or ended one is no error.
+
+        Returns:
+            What had been written by then, one for each sample that was alive.
+        """
+        ended = []
+        for request in reversed(self._groups.get(request_id, [])):  # those that wait for the first go before it
+            if request.status is not Status.FINISHED:
+                self._scheduler.finish(request, FinishReason.ABORT)
+                ended.append(self._close(request))
+        return ended[::-1]
+
+    def step(self) -> list[Progress]:
+        """Computes one step.
+
+        Returns:
+            What it has brought, for each request that got tokens. Without work, nothing.
+        """
+        if not self.has_work:
+            return []
+        step = self._scheduler.schedule(None if self._speculator is None else self._speculator.propose)
+        self._count(step)
+        if not step.work:
+            return []
+        masks = self._begin_masks(step)
+        logits = self._runner.run(step)
+        rows = self._rows(step)
+        emitted = self._draw(logits, rows, masks) if rows else {}
+        reports = self._reports(logits, rows, emitted)
+        self._scheduler.commit(step, emitted)
+        return [self._advance(request, tokens, reports.get(request, ())) for request, tokens in emitted.items()]
+
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[list[Completion]]:
+        """Answers prompts, all at once.
+
+        Args:
+            prompts: one or many.
+            params: for all of them, or one for each.
+
+        Returns:
+            For each prompt its `n` answers, in order.
+
+        Raises:
+            ValueError: as `add_request`; none of the prompts is answered then.
+        """
+        several = _several(prompts)
+        settings = [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(settings) != len(several):
+            raise ValueError(f"{len(several)} prompts need as many params, got {len(settings)}")
+        names: list[str] = []
+        try:
+            for prompt, one in zip(several, settings, strict=True):
+                names.append(self.add_request(prompt, one))
+        except ValueError:
+            for name in names:
+                self.abort(name)
+            raise
+        done: dict[str, list[Completion]] = {name: [] for name in names}
+        while any(len(done[name]) < (one or SamplingParams()).n for name, one in zip(names, settings, strict=True)):
+            for progress in self.step():
+                if progress.completion is not None and progress.request_id in done:
+                    done[progress.request_id].append(progress.completion)
+        return [sorted(done[name], key=lambda one: one.index) for name in names]
+
+    def check_idle(self) -> None:
+        """With nothing to do, every block must be free or cached.
+
+        Raises:
+            AssertionError: blocks have leaked.
+        """
+        assert not self.has_work, "the engine is at work"
+        self._memory.check_idle()
+
+    def _matcher(self, constraint: Constraint | None) -> Matcher | None:
+        """Follows one answer; the vocabulary is made ready for it when the first constraint comes."""
+        if constraint is None:
+            return None
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self.tokenizer, self._vocab_size)
+        return self._grammars.start(constraint)
+
+    def _rows(self, step: Step) -> list[Row]:
+        """Whose next tokens the rows of the logits are to give."""
+        rows, index = list[Row](), 0
+        for work in step.work:
+            if work.gives_token:
+                drafts = work.tokens[len(work.tokens) - work.num_drafts :]
+                rows += [Row(index + i, work.request, drafts[:i]) for i in range(work.num_drafts + 1)]
+                # Samples of one prompt start from the same logits, each with its own random numbers.
+                rows += [Row(index, one) for one in work.request.siblings if one.status is not Status.FINISHED]
+            index += work.num_rows
+        return rows
+
+    def _begin_masks(self, step: Step) -> dict[Request, Future[Tensor]]:
+        """Starts the masks of all that is constrained, to be ready when the forward pass is."""
+        masks = {}
+        for work in step.work:
+            drafts = work.tokens[len(work.tokens) - work.num_drafts :]
+            for request in (work.request, *work.request.siblings) if work.gives_token else ():
+                matcher = self._answers[request].matcher if request in self._answers else None
+                if matcher is not None:
+                    masks[request] = matcher.begin_masks(drafts if request is work.request else ())
+        return masks
+
+    def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, list[int]]:
+        """The tokens that each request grows by."""
+        adjusted = adjust_logits(logits[[row.index for row in rows]], rows)
+        for place, row in enumerate(rows):
+            if row.request in masks:
+                allowed = masks[row.request].result()[len(row.drafts)]
+                # Behind a draft that the grammar forbids nothing is allowed, and nothing will be read either.
+                if bool(allowed.any()):
+                    adjusted[place].masked_fill_(~allowed, -torch.inf)
+        drawn = sample(adjusted, rows)
+        places: dict[Request, list[int]] = {}
+        for place, row in enumerate(rows):
+            places.setdefault(row.request, []).append(place)
+        emitted = {}
+        for request, own in places.items():
+            drafts = rows[own[-1]].drafts
+            if drafts and self._speculator is not None and self._speculator.draws(request):
+                p = distribution(adjusted[own], [rows[place] for place in own])
+                emitted[request] = self._speculator.judge(request, p, drafts)
+            else:
+                emitted[request] = accept_matching([drawn[place] for place in own], drafts)
+            self.metrics.num_accepted_tokens += len(emitted[request]) - 1
+        return emitted
+
+    def _reports(
+        self, logits: Tensor, rows: list[Row], emitted: dict[Request, list[int]]
+    ) -> dict[Request, list[TokenLogprob]]:
+        """What is to be told of the new tokens, for those that asked."""
+        reports: dict[Request, list[TokenLogprob]] = {}
+        for row in rows:
+            wanted, tokens = row.request.params.logprobs, emitted[row.request]
+            if wanted is not None and len(row.drafts) < len(tokens):
+                report = logprob_of(logits[row.index], tokens[len(row.drafts)], wanted)
+                reports.setdefault(row.request, []).append(report)
+        return reports
+
+    def _advance(self, request: Request, tokens: Sequence[int], reports: Sequence[TokenLogprob]) -> Progress:
+        """Takes a request's new tokens into its text, and ends it where it must end."""
+        now = time.monotonic()
+        request.times.first_token = request.times.first_token or now
+        request.times.last_token = now
+        request.logprobs += reports
+        self.metrics.num_generated_tokens += len(tokens)
+        answer = self._answers[request]
+        if answer.matcher is not None:
+            answer.matcher.accept(tokens)
+        before = answer.num_tokens
+        piece, reason = self._read(request, answer, tokens)
+        told = answer.num_tokens - before
+        completion = None
+        if reason is not None:
+            self._scheduler.finish(request, reason)
+            if reason is FinishReason.LENGTH:
+                piece += answer.text.finish()
+            completion = self._close(request)
+        # What ended the answer, and what was accepted behind it, are no part of it.
+        return Progress(answer.group, answer.index, piece, tuple(tokens[:told]), tuple(reports[:told]), completion)
+
+    def _read(self, request: Request, answer: _Answer, tokens: Sequence[int]) -> tuple[str, FinishReason | None]:
+        """The text that new tokens release, and why the answer ends with them, if it does."""
+        params, piece = request.params, ""
+        for token in tokens:
+            if token in params.stop_token_ids or (token in self._stop_ids and not params.ignore_eos):
+                return piece + answer.text.finish(), FinishReason.STOP
+            answer.num_tokens += 1
+            piece += answer.text.feed(token)
+            if answer.text.stopped:
+                return piece, FinishReason.STOP
+            if answer.matcher is not None and answer.matcher.is_complete and token == tokens[-1]:
+                return piece + answer.text.finish(), FinishReason.STOP
+            if answer.num_tokens == params.max_tokens:
+                return piece, FinishReason.LENGTH
+        return piece, None
+
+    def _close(self, request: Request) -> Completion:
+        """The answer of a request that has ended; the engine forgets the request."""
+        answer = self._answers.pop(request)
+        if self._speculator is not None:
+            self._speculator.forget(request)
+        request.times.finished = time.monotonic()
+        self.metrics.count_finished(request)
+        group = self._groups[answer.group]
+        if all(one.status is Status.FINISHED for one in group):
+            del self._groups[answer.group]
+        assert request.finish_reason is not None
+        return Completion(
+            request.request_id, answer.index, answer.text.text, tuple(request.output[: answer.num_tokens]),
+            request.finish_reason.value, len(request.prompt), request.num_cached,
+            tuple(request.logprobs[: answer.num_tokens]) if request.params.logprobs is not None else None,
+        )  # fmt: skip
+
+    def _count(self, step: Step) -> None:
+        self.metrics.num_steps += 1
+        self.metrics.num_computed_tokens += step.num_tokens
+        self.metrics.num_preemptions += len(step.preempted)
+        now = time.monotonic()
+        for work in step.work:
+            work.request.times.first_scheduled = work.request.times.first_scheduled or now
+            self.metrics.num_drafted_tokens += work.num_drafts
+
+
+def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt or many as a list; a list of numbers is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    found = list(prompts)
+    if found and all(isinstance(item, int) for item in found):
+        return [[item for item in found if isinstance(item, int)]]
+    if any(isinstance(item, int) for item in found):
+        raise ValueError("prompts mix token ids with texts or lists; give one prompt or a list of prompts")
+    return [item for item in found if not isinstance(item, int)]

@@ -1,0 +1,152 @@
+"""Structured output: what may follow, by a JSON schema, an expression or a grammar. The automata are llguidance's.
+
+Lab 07's stretch task builds the readable version of what happens here, from the expression to the mask.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from torch import Tensor
+
+from labkit.tokenizer import Tokenizer
+
+KINDS = ("json_schema", "regex", "lark")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer must look like.
+
+    Args:
+        kind: "json_schema", "regex" or "lark".
+        text: the schema as JSON, the expression, or the grammar.
+
+    Raises:
+        ValueError: another kind.
+    """
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"a constraint is one of {', '.join(KINDS)}, got {self.kind!r}")
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any]) -> Constraint:
+        """Of a schema as Python has it."""
+        return cls("json_schema", json.dumps(schema))
+
+
+class GrammarCompiler:
+    """Makes matchers over one tokenizer's vocabulary.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: width of the model's logits.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Vocabulary(tokenizer, vocab_size)), n_vocab=vocab_size, eos_token=list(tokenizer.stop_ids)
+        )
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+
+    def start(self, constraint: Constraint) -> Matcher:
+        """A matcher at the beginning of an answer.
+
+        Raises:
+            ValueError: the schema, expression or grammar can't be used; the message names the keyword or place.
+        """
+        try:
+            grammar = {
+                "json_schema": lambda text: LLMatcher.grammar_from_json_schema(
+                    text, overrides={"whitespace_pattern": r"[ \n]{0,4}"}
+                ),
+                "regex": LLMatcher.grammar_from_regex,
+                "lark": LLMatcher.grammar_from_lark,
+            }[constraint.kind](constraint.text)
+        except Exception as error:
+            raise ValueError(f"this {constraint.kind} can't be used: {error}") from error
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise ValueError(f"this {constraint.kind} can't be used: {matcher.get_error()}")
+        return Matcher(matcher, self._vocab_size, self._threads)
+
+
+class Matcher:
+    """Follows one answer through its grammar, and says what may come next.
+
+    Args:
+        matcher: of llguidance.
+        vocab_size: width of the masks.
+        threads: where masks are computed while the model runs.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._threads = threads
+
+    def begin_masks(self, drafts: Sequence[int]) -> Future[Tensor]:
+        """Starts to compute the masks of a step beside the forward pass; see `masks`."""
+        return self._threads.submit(self.masks, list(drafts))
+
+    def masks(self, drafts: Sequence[int]) -> Tensor:
+        """What may follow the answer, and the answer with one draft more each: bool `[drafts + 1, vocab_size]`.
+
+        Behind a draft that the grammar forbids nothing is allowed: it is never reached.
+        """
+        masks = torch.zeros(len(drafts) + 1, self._vocab_size, dtype=torch.bool)
+        consumed = 0
+        for place in range(len(drafts) + 1):
+            masks[place] = self._mask()
+            if place == len(drafts) or self._matcher.is_stopped() or not masks[place, drafts[place]]:
+                break
+            if not self._matcher.consume_token(drafts[place]):
+                break
+            consumed += 1
+        if consumed:
+            self._matcher.rollback(consumed)
+        return masks
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """The answer has grown by these tokens; what comes behind the end of the grammar is not looked at."""
+        for token in tokens:
+            if self._matcher.is_stopped():
+                return
+            self._matcher.consume_token(token)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing can follow any more."""
+        return bool(self._matcher.is_stopped())
+
+    def _mask(self) -> Tensor:
+        packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
+        return bits.flatten()[: self._vocab_size].bool()
+
+
+class _Vocabulary:
+    """A tokenizer in the form that llguidance asks for."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._encode = tokenizer.encode
+        self.eos_token_id = tokenizer.stop_ids[0]
+        self.bos_token_id = None
+        found = tokenizer.vocabulary_bytes(vocab_size)
+        # llguidance wants bytes for every id; control tokens are told by their number.
+        self.tokens = [b"" if data is None else data for data in found]
+        self.special_token_ids = [token for token, data in enumerate(found) if data is None]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text)

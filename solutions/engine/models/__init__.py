@@ -1,0 +1,1 @@
+"""Model families, each over packed tokens: no padding, attention supplied by the caller."""

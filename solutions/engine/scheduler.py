@@ -1,0 +1,310 @@
+"""One rule: each step gives every request some tokens, so that computed catches up with known, within a budget.
+
+Continuous batching, chunked prefill, prefix hits, resumption and speculation all follow from it. A request whose prompt
+is not computed misses many tokens, one that decodes misses one, one with drafts asks for a few more than it misses, one
+that was preempted misses all it knows; the rule is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from labkit.checks import check_count
+
+from .kv_manager import KVManager, Move
+from .request import FinishReason, Request, Status, blocks_for
+from .step import Step, Work
+from .waiting import WaitingQueue, rank
+
+PREEMPTIONS = ("recompute", "swap")
+
+ProposeDrafts = Callable[[Request, int], Sequence[int]]
+"""Called with a request that decodes and the most drafts that could be of use to it."""
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """The limits of a step.
+
+    Args:
+        max_running: requests that hold blocks at once.
+        token_budget: tokens of a step; at least `max_running`, so that everyone who decodes gets one.
+        max_chunk: tokens of one prefill in one step; None means that only the budget limits them.
+        max_context: the longest text, prompt and answer together.
+        preemption: "recompute" throws away keys and values, "swap" keeps them in host memory while that has room.
+
+    Raises:
+        ValueError: a value outside these limits.
+    """
+
+    max_running: int = 64
+    token_budget: int = 512
+    max_chunk: int | None = None
+    max_context: int = 2048
+    preemption: str = "recompute"
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "token_budget", "max_context"):
+            check_count(name, getattr(self, name), 1)
+        if self.max_chunk is not None:
+            check_count("max_chunk", self.max_chunk, 1)
+        if self.token_budget < self.max_running:
+            raise ValueError(
+                f"token_budget must be at least max_running, {self.max_running}, or some would wait for others to "
+                f"end; got {self.token_budget}"
+            )
+        if self.preemption not in PREEMPTIONS:
+            raise ValueError(f"preemption must be one of {', '.join(PREEMPTIONS)}, got {self.preemption!r}")
+
+
+class Scheduler:
+    """Decides what each step computes, and who holds blocks meanwhile.
+
+        add ──► waiting ──admit──► running ──commit──► finished
+                   ▲                  │
+                   └──── preempt ─────┘
+
+    Args:
+        config: the limits.
+        memory: the blocks.
+
+    Source: Yu et al. 2022 (Orca) and Agrawal et al. 2024 (2403.02310); module sections 2.1 to 2.4.
+    """
+
+    def __init__(self, config: SchedulerConfig, memory: KVManager) -> None:
+        self.config = config
+        self.memory = memory
+        self._waiting = WaitingQueue()
+        self._running: list[Request] = []
+        self._steps = 0
+        self._arrivals = 0
+        # Places among the running that are kept for samples which start when their prompt is computed.
+        self._promised_places = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without blocks."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests with blocks, most urgent first."""
+        return tuple(self._running)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self._running and not len(self._waiting)
+
+    def check_can_ever_run(self, num_prompt: int, max_tokens: int, num_samples: int) -> None:
+        """Refuses at once what would wait for ever.
+
+        Raises:
+            ValueError: longer than the context, more blocks than the pool has, or more samples than may run at once.
+        """
+        length = num_prompt + max_tokens
+        if length > self.config.max_context:
+            raise ValueError(
+                f"a prompt of {num_prompt} tokens and max_tokens of {max_tokens} need {length} tokens, and the context "
+                f"holds {self.config.max_context}; shorten the prompt or lower max_tokens"
+            )
+        # The last token is never computed: nothing comes after it.
+        needed = blocks_for(length - 1, self.memory.block_size)
+        if needed > self.memory.num_blocks:
+            raise ValueError(
+                f"a text of {length} tokens needs {needed} blocks, and the pool has {self.memory.num_blocks}; shorten "
+                f"the prompt, lower max_tokens or give the engine more memory"
+            )
+        if num_samples > self.config.max_running:
+            raise ValueError(f"n must be at most max_running, {self.config.max_running}, got {num_samples}")
+
+    def add(self, request: Request) -> None:
+        """Takes in a request, and with it the siblings that will share its prompt.
+
+        Raises:
+            ValueError: see `check_can_ever_run`. Nothing has changed then.
+        """
+        self.check_can_ever_run(len(request.prompt), request.params.max_tokens, 1 + len(request.siblings))
+        for one in (request, *request.siblings):
+            one.arrival, one.waiting_since = self._arrivals, self._steps
+            self._arrivals += 1
+        self._waiting.push(request)
+
+    def schedule(self, propose: ProposeDrafts | None = None) -> Step:
+        """Decides the next step.
+
+        1. Requests that decode get their token, and drafts as far as these fit without cost to others.
+        2. What is left of the budget goes to prefills under way, then to requests that wait, by urgency.
+
+        While blocks are too few for a running request, the least urgent of all is preempted, in the end the very one
+        that asks. Nobody who waits preempts anybody, and nobody is admitted in a step that preempts.
+
+        Args:
+            propose: asks for drafts; None means no speculation.
+        """
+        self._steps += 1
+        moves: list[Move] = []
+        work: dict[Request, Work] = {}
+        preempted: list[Request] = []
+        budget = self.config.token_budget
+        self._running.sort(key=rank)
+        for request in sorted(self._running, key=lambda one: not one.is_decoding):
+            if request.status is not Status.RUNNING:
+                continue  # preempted for the sake of a more urgent one, in this very loop
+            count = min(request.num_missing, budget, self.config.max_chunk or budget)
+            if count == 0:
+                break
+            while not self.memory.fits(request, count):
+                victim = self._running[-1]
+                moves += self._preempt(victim)
+                preempted.append(victim)
+                if victim in work:
+                    budget += len(work.pop(victim).tokens)
+                if victim is request:
+                    break
+            if request.status is Status.RUNNING:
+                drafts = self._drafts(request, budget - count, propose)
+                work[request] = self._give(request, count, drafts, moves)
+                budget -= len(work[request].tokens)
+        while not preempted and budget > 0 and (waiting := self._waiting.peek()) is not None:
+            if not self._admit(waiting, moves):
+                break
+            count = min(waiting.num_missing, budget, self.config.max_chunk or budget)
+            work[waiting] = self._give(waiting, count, (), moves)
+            budget -= count
+        return Step(tuple(work.values()), tuple(moves), tuple(preempted))
+
+    def commit(self, step: Step, emitted: Mapping[Request, Sequence[int]]) -> None:
+        """Takes over what a step has computed.
+
+        Args:
+            step: the one decided last.
+            emitted: for each request whose work gives tokens, those that its text grows by: the drafts that were
+                accepted, and one more. A sibling's first token is among them.
+        """
+        for work in step.work:
+            request = work.request
+            if request.status is not Status.RUNNING:
+                continue  # aborted while the step ran
+            if not work.gives_token:
+                request.num_computed = work.end
+                self.memory.remember(request)
+                continue
+            new = list(emitted[request])
+            request.num_computed = work.end - work.num_drafts + len(new) - 1
+            request.table.truncate(request.num_computed)
+            self._start_siblings(request, emitted)
+            request.tokens += new
+            if request.num_computed // self.memory.block_size > work.start // self.memory.block_size:
+                self.memory.remember(request)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Ends a request wherever it is; its blocks are free at once, and stay findable by their tokens."""
+        if request.status is Status.FINISHED:
+            return
+        if request.leader is not None:  # its place is given back when the others start
+            request.status, request.finish_reason = Status.FINISHED, reason
+            return
+        if request.status is Status.RUNNING:
+            self._running.remove(request)
+            self._promised_places -= len(request.siblings)
+        else:
+            self._waiting.forget_one()
+        request.status, request.finish_reason = Status.FINISHED, reason
+        self.memory.release(request)
+        for sibling in request.siblings:  # they cannot start any more
+            if sibling.status is not Status.FINISHED:
+                sibling.status, sibling.finish_reason = Status.FINISHED, reason
+        request.siblings = []
+
+    def _give(self, request: Request, count: int, drafts: Sequence[int], moves: list[Move]) -> Work:
+        """The next tokens of a request, with slots for them."""
+        start, end = request.num_computed, request.num_computed + count
+        slots, copies = self.memory.reserve(request, count + len(drafts))
+        moves += copies
+        tokens = (*request.tokens[start:end], *drafts)
+        gives_token = end == len(request.tokens)
+        return Work(request, start, tokens, len(drafts), tuple(slots), tuple(request.table.blocks), gives_token)
+
+    def _drafts(self, request: Request, budget: int, propose: ProposeDrafts | None) -> tuple[int, ...]:
+        """Drafts for a request that decodes; never so many that somebody is preempted for them."""
+        if propose is None or not request.is_decoding:
+            return ()
+        # A pass gives one token more than it verifies, so the last token needs no draft.
+        most = min(budget, request.max_length - len(request.tokens) - 1)
+        drafts = tuple(propose(request, most))[:most] if most > 0 else ()
+        return drafts if self.memory.fits(request, 1 + len(drafts)) else ()
+
+    def _admit(self, request: Request, moves: list[Move]) -> bool:
+        """Makes the first of the waiting a running one if all that it knows fits, and leaves it waiting if not."""
+        places = 1 + len(request.siblings)
+        if len(self._running) + self._promised_places + places > self.config.max_running:
+            return False
+        if not request.host_blocks:
+            request.num_computed = self.memory.attach_prefix(request)
+        if not self._has_room(request):
+            # What was hit in part of a block costs a block more than the text alone would.
+            request.num_computed = self.memory.drop_partial_block(request)
+        if not self._has_room(request):
+            if not request.host_blocks:
+                self.memory.release(request)
+                request.num_computed = 0
+            return False
+        if request.host_blocks:
+            moves += self.memory.swap_in(request)
+        elif request.num_output == 0:
+            request.num_cached = request.num_computed
+        self._waiting.pop()
+        request.status = Status.RUNNING
+        self._running.append(request)
+        self._promised_places += len(request.siblings)
+        return True
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether the whole text of a waiting request fits, with a block to grow into if others run.
+
+        Who is admitted for less is soon preempted.
+        """
+        wanted = blocks_for(len(request.tokens), self.memory.block_size) - len(request.table.blocks)
+        wanted += request.table.length % self.memory.block_size > 0  # the copy of a block that was hit in part
+        spare = 1 + len(request.siblings) if self._running else 0
+        return wanted + self._promised_blocks() + spare <= self.memory.num_free
+
+    def _promised_blocks(self) -> int:
+        """Blocks that prefills under way have yet to take."""
+        size = self.memory.block_size
+        return sum(
+            blocks_for(len(request.tokens), size) - len(request.table.blocks)
+            for request in self._running
+            if not request.is_decoding
+        )
+
+    def _preempt(self, request: Request) -> list[Move]:
+        """Takes a running request's blocks; it waits again, at its old place."""
+        moves: list[Move] = []
+        if self.config.preemption == "swap" and self.memory.can_swap_out(request):
+            moves = self.memory.swap_out(request)
+        else:
+            self.memory.release(request)
+            request.num_computed = 0
+        self._running.remove(request)
+        self._promised_places -= len(request.siblings)
+        request.status = Status.WAITING
+        request.num_preemptions += 1
+        self._waiting.push(request)
+        return moves
+
+    def _start_siblings(self, request: Request, emitted: Mapping[Request, Sequence[int]]) -> None:
+        """The prompt is computed: the other samples begin, on the same blocks."""
+        self._promised_places -= len(request.siblings)
+        for sibling in request.siblings:
+            sibling.leader = None
+            if sibling.status is Status.FINISHED:
+                continue
+            sibling.table = request.table.fork()
+            sibling.num_computed = sibling.num_cached = request.num_computed
+            sibling.tokens += emitted[sibling]
+            sibling.status = Status.RUNNING
+            self._running.append(sibling)
+        request.siblings = []

@@ -1,0 +1,378 @@
+"""An OpenAI-compatible server: chats, completions and models over HTTP, streamed or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from .async_engine import AsyncEngine, EngineFailed
+from .engine import Engine, Progress, Prompt
+from .grammar import Constraint
+from .openai_protocol import (
+    ChatBody,
+    CompletionBody,
+    chat_logprobs,
+    error_body,
+    server_sent,
+    text_logprobs,
+    usage_of,
+)
+from .prometheus import EngineCollector, Latencies
+from .request import Completion
+from .sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What the server allows.
+
+    Args:
+        model_name: as clients call the model.
+        api_key: what they must show; None for nothing.
+        max_body_bytes: of a request.
+        max_concurrent: requests at once; more are answered with 429.
+        patience: seconds that a shutdown gives to what is being served.
+    """
+
+    model_name: str = "smollm2"
+    api_key: str | None = None
+    max_body_bytes: int = 1_000_000
+    max_concurrent: int = 256
+    patience: float = 10.0
+
+
+class Refused(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: of HTTP.
+        message: what was given, what is allowed, what to do.
+        kind: the API's word for it.
+        param: the field.
+    """
+
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param = status, message, kind, param
+
+
+def make_app(engine: Engine, config: ServerConfig | None = None) -> FastAPI:
+    """The server's application.
+
+    Args:
+        engine: the server's own from now on.
+        config: what it allows.
+    """
+    config = config or ServerConfig()
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(engine))
+    service = _Service(engine, config, Latencies(registry))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.serving.shut_down(config.patience)
+
+    app = FastAPI(title="Inference workbook", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.middleware("http")(_guard(config))
+    app.exception_handler(Refused)(_refused)
+    app.exception_handler(RequestValidationError)(_invalid)
+
+    @app.get("/health")
+    async def health() -> Response:
+        failure = service.serving.error
+        if failure is not None:
+            return JSONResponse({"status": "failed", "reason": str(failure)}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [service.model_card()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return service.model_card()
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatBody, request: Request) -> Response:
+        return await service.chat(body, request)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        return await service.complete(body, request)
+
+    return app
+
+
+class _Service:
+    """Turns bodies into requests of the engine, and what comes of them into answers."""
+
+    def __init__(self, engine: Engine, config: ServerConfig, latencies: Latencies) -> None:
+        self.serving = AsyncEngine(engine)
+        self._tokenizer = engine.tokenizer
+        self._max_context = engine.config.scheduler.max_context
+        self._config = config
+        self._latencies = latencies
+        self._started = int(time.time())
+        self._busy = 0
+
+    def model_card(self) -> dict[str, Any]:
+        """The one model that is served."""
+        return {
+            "id": self._config.model_name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "workbook",
+            "max_model_len": self._max_context,
+        }
+
+    def check_model(self, name: str) -> None:
+        """Refuses the name of another model."""
+        if name != self._config.model_name:
+            raise Refused(
+                404, f"there is no model {name!r}; this server has {self._config.model_name!r}", param="model"
+            )
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        """Answers a chat."""
+        self.check_model(body.model)
+        try:
+            prompt = self._tokenizer.chat([message.plain() for message in body.messages])
+            room = self._max_context - len(prompt)
+            if room < 1:
+                raise ValueError(f"the messages have {len(prompt)} tokens, and the context holds {self._max_context}")
+            params = body.params(room, secrets.randbits(31))
+            constraint = body.response_format.constraint() if body.response_format is not None else None
+        except ValueError as error:
+            raise Refused(400, str(error)) from error
+        answer = _Answer("chatcmpl", "chat.completion", self._config.model_name)
+        streams = [self._stream(prompt, params, body.priority, body.cache_salt, constraint)]
+        if body.stream:
+            chunks = self._chat_chunks(answer, params, streams[0], _wants_usage(body))
+            return await self._send(chunks)
+        completions = await self._collect(streams, request)
+        choices = [self._chat_choice(one) for one in completions]
+        return JSONResponse(answer.whole(choices, usage_of(completions)))
+
+    async def complete(self, body: CompletionBody, request: Request) -> Response:
+        """Continues one or more texts."""
+        self.check_model(body.model)
+        try:
+            prompts = body.prompts()
+            params = body.params(secrets.randbits(31))
+        except ValueError as error:
+            raise Refused(400, str(error)) from error
+        answer = _Answer("cmpl", "text_completion", self._config.model_name)
+        streams = [self._stream(prompt, params, body.priority, body.cache_salt, None) for prompt in prompts]
+        if body.stream:
+            if len(streams) > 1:
+                raise Refused(400, "a stream takes one prompt; send the others by themselves", param="prompt")
+            return await self._send(self._text_chunks(answer, streams[0], _wants_usage(body)))
+        completions = await self._collect(streams, request)
+        choices = [
+            {
+                "index": index,
+                "text": one.text,
+                "finish_reason": one.finish_reason,
+                "logprobs": None if one.logprobs is None else text_logprobs(one.logprobs, self._tokenizer, 0),
+            }
+            for index, one in enumerate(completions)
+        ]
+        return JSONResponse(answer.whole(choices, usage_of(completions)))
+
+    async def _stream(
+        self, prompt: Prompt, params: SamplingParams, priority: int, salt: str | None, constraint: Constraint | None
+    ) -> AsyncIterator[Progress]:
+        """What the engine brings, its refusals as answers, and its times in the histograms."""
+        if self._busy >= self._config.max_concurrent:
+            raise Refused(429, f"{self._busy} requests are being served; try again soon", "rate_limit_error")
+        self._busy += 1
+        started, first, tokens = time.monotonic(), None, 0
+        try:
+            source = self.serving.stream(prompt, params, priority=priority, salt=salt, constraint=constraint)
+            async for progress in source:
+                first = first or time.monotonic()
+                tokens += len(progress.tokens)
+                yield progress
+        except ValueError as error:
+            raise Refused(400, str(error)) from error
+        except EngineFailed as error:
+            raise Refused(503, str(error), "server_error") from error
+        finally:
+            self._busy -= 1
+        if first is not None:
+            self._latencies.observe(first - started, time.monotonic() - started, tokens)
+
+    async def _collect(self, streams: list[AsyncIterator[Progress]], request: Request) -> list[Completion]:
+        """All answers, by prompt and sample; a client that has gone ends them."""
+
+        async def one(stream: AsyncIterator[Progress]) -> list[Completion]:
+            done = [item.completion async for item in stream if item.completion is not None]
+            return sorted(done, key=lambda completion: completion.index)
+
+        working = asyncio.gather(*(one(stream) for stream in streams))
+        watching = asyncio.ensure_future(_gone(request))
+        both: set[asyncio.Future[Any]] = {working, watching}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Refused(499, "the client has gone")
+            return [completion for several in working.result() for completion in several]
+        finally:
+            working.cancel()
+            watching.cancel()
+
+    async def _send(self, chunks: AsyncIterator[str]) -> Response:
+        """A streamed response; a refusal before the first chunk is an error like any other."""
+        first = await anext(chunks)
+
+        async def body() -> AsyncIterator[str]:
+            try:
+                yield first
+                async for chunk in chunks:
+                    yield chunk
+            except Refused as refusal:
+                yield server_sent(error_body(refusal.message, refusal.kind, refusal.param))
+            finally:
+                await chunks.aclose()  # type: ignore[attr-defined]
+
+        return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _chat_chunks(
+        self, answer: _Answer, params: SamplingParams, stream: AsyncIterator[Progress], usage: bool
+    ) -> AsyncIterator[str]:
+        completions: list[Completion] = []
+        greeted = False
+        async for item in stream:
+            if not greeted:
+                greeted = True
+                for index in range(params.n):
+                    yield answer.chunk({"index": index, "delta": {"role": "assistant", "content": ""}}, usage)
+            if item.text or item.logprobs:
+                choice = {"index": item.index, "delta": {"content": item.text}}
+                if item.logprobs:
+                    choice["logprobs"] = chat_logprobs(item.logprobs, self._tokenizer)
+                yield answer.chunk(choice, usage)
+            if item.completion is not None:
+                completions.append(item.completion)
+                yield answer.chunk(
+                    {"index": item.index, "delta": {}, "finish_reason": item.completion.finish_reason}, usage
+                )
+        for piece in answer.end(completions, usage):
+            yield piece
+
+    async def _text_chunks(self, answer: _Answer, stream: AsyncIterator[Progress], usage: bool) -> AsyncIterator[str]:
+        completions: list[Completion] = []
+        shown: dict[int, int] = {}
+        async for item in stream:
+            choice: dict[str, Any] = {"index": item.index, "text": item.text}
+            if item.logprobs:
+                choice["logprobs"] = text_logprobs(item.logprobs, self._tokenizer, shown.get(item.index, 0))
+            shown[item.index] = shown.get(item.index, 0) + len(item.text)
+            if item.completion is not None:
+                completions.append(item.completion)
+                choice["finish_reason"] = item.completion.finish_reason
+            yield answer.chunk(choice, usage)
+        for piece in answer.end(completions, usage):
+            yield piece
+
+    def _chat_choice(self, one: Completion) -> dict[str, Any]:
+        return {
+            "index": one.index,
+            "message": {"role": "assistant", "content": one.text, "refusal": None},
+            "finish_reason": one.finish_reason,
+            "logprobs": None if one.logprobs is None else chat_logprobs(one.logprobs, self._tokenizer),
+        }
+
+
+class _Answer:
+    """The frame of an answer: name, time and model, the same in every chunk."""
+
+    def __init__(self, prefix: str, kind: str, model: str) -> None:
+        self._kind = kind
+        self._head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        """All at once."""
+        return {**self._head, "object": self._kind, "choices": choices, "usage": usage}
+
+    def chunk(self, choice: dict[str, Any], usage: bool) -> str:
+        """One piece; where usage is asked for, each piece but the last says that it has none."""
+        choice = {"finish_reason": None, "logprobs": None, **choice}
+        return server_sent({**self._chunk_head(), "choices": [choice], **({"usage": None} if usage else {})})
+
+    def end(self, completions: list[Completion], usage: bool) -> list[str]:
+        """The last events of a stream."""
+        last = {**self._chunk_head(), "choices": [], "usage": usage_of(completions)}
+        return [*([server_sent(last)] if usage else []), server_sent("[DONE]")]
+
+    def _chunk_head(self) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._kind == "chat.completion" else self._kind
+        return {**self._head, "object": kind}
+
+
+def _wants_usage(body: ChatBody | CompletionBody) -> bool:
+    return body.stream_options is not None and body.stream_options.include_usage
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has disconnected."""
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.1)
+
+
+def _guard(config: ServerConfig) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
+    """Looks at key and size before anything else does."""
+
+    async def guard(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
+        if config.api_key is not None and request.url.path.startswith("/v1/"):
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), config.api_key.encode()):
+                return JSONResponse(
+                    error_body(
+                        "wrong or missing API key; send it as 'Authorization: Bearer …'", "authentication_error"
+                    ),
+                    status_code=401,
+                )
+        if request.method == "POST":
+            try:
+                size = int(request.headers["content-length"])
+            except (KeyError, ValueError):
+                return JSONResponse(error_body("Content-Length is missing", "invalid_request_error"), status_code=411)
+            if size > config.max_body_bytes:
+                text = f"the body has {size} bytes, {config.max_body_bytes} are allowed"
+                return JSONResponse(error_body(text, "invalid_request_error"), status_code=413)
+        return await proceed(request)
+
+    return guard
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    headers = {"Retry-After": "1"} if error.status == 429 else None
+    return JSONResponse(error_body(error.message, error.kind, error.param), status_code=error.status, headers=headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"][1:])
+    return JSONResponse(error_body(f"{param}: {first['msg']}", "invalid_request_error", param), status_code=400)

@@ -1,0 +1,58 @@
+"""Models whose projections are quantized: rounded when they are loaded, or as a checkpoint stores them."""
+
+from __future__ import annotations
+
+import torch
+
+from labkit.checkpoints import bundled, load_tokenizer
+from labkit.checkpoints.errors import CheckpointError
+from labkit.checkpoints.loading import Model
+from solutions.quantization.loading import load_quantized
+
+from ..models.blocks import Weights
+from ..models.llama import Llama
+from ..models.loading import LoadedModel
+from ..models.loading import load as load_plain
+from .formats import ROUNDINGS
+from .loading import PLAIN
+from .packing import Packing
+from .store import QuantizedWeights
+from .stored import stored_file
+
+STORED = "stored"
+
+
+def load(source: str | Model, weights: str, packing: Packing) -> LoadedModel:
+    """As `loading.load`, for all that concerns codes."""
+    if weights not in (*PLAIN, STORED, *ROUNDINGS):
+        raise ValueError(f"weights must be one of {', '.join((*PLAIN, STORED, *ROUNDINGS))}, got {weights!r}")
+    rounding, dtype = ROUNDINGS.get(weights), PLAIN.get(weights, torch.float32)
+
+    def hold(plain: Weights) -> Weights:
+        return plain if rounding is None else QuantizedWeights(plain, rounding=rounding, packing=packing)
+
+    path = stored_file(source) if isinstance(source, str) else None
+    try:
+        if weights == STORED:
+            return _load_stored(source, packing)
+        if path is None or path.suffix == ".gguf":
+            return load_plain(source if path is None else str(path), dtype, hold)
+        model = load_quantized(path)
+        return LoadedModel(Llama(model.config, hold(model.weights()), dtype), load_tokenizer(str(path)))
+    except ValueError as error:  # a CheckpointError says already what it is about
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{weights}: {error}") from error
+
+
+def _load_stored(source: str | Model, packing: Packing) -> LoadedModel:
+    path = None
+    if isinstance(source, str):
+        path = bundled.bundled_gguf() if source == bundled.NAME else stored_file(source)
+    if path is None:
+        raise CheckpointError(
+            f"{source if isinstance(source, str) else 'a loaded model'} holds no codes that could be taken as they "
+            f"are; round it by weights={next(iter(ROUNDINGS))!r} or another format, or quantize it by "
+            "`python -m solutions.quantization quantize`"
+        )
+    model = load_quantized(path)
+    held = QuantizedWeights(model.floats, model.linears, packing=packing)
+    return LoadedModel(Llama(model.config, held), load_tokenizer(str(path)))

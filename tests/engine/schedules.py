@@ -1,0 +1,252 @@
+"""Random lives of the engine's scheduler and blocks, under the KV oracle: every slot remembers its text."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass, field
+
+from grader.judge.kv_oracle import Ledger
+from solutions.engine.kv_manager import PREFIX_CACHES, KVManager, MoveKind
+from solutions.engine.request import FinishReason, Request, Status, blocks_for
+from solutions.engine.sampling_params import SamplingParams
+from solutions.engine.scheduler import PREEMPTIONS, Scheduler, SchedulerConfig
+from solutions.engine.step import Step, Work
+
+ALPHABET = 3
+"""Few token ids, so that unrelated prompts share prefixes, too."""
+SALTS = {None: 0, "a": 1}
+MAX_CONTEXT = 64
+
+
+def next_token(tokens: list[int], seed: int) -> int:
+    """What a text goes on with: a pure function of all of it, so that a wrong order or a lost token shows."""
+    return zlib.crc32(bytes([*tokens, seed])) % ALPHABET
+
+
+@dataclass
+class Facts:
+    """What happened in a schedule; a proof that nothing ever happens in proves nothing."""
+
+    finished: int = 0
+    aborted: int = 0
+    preempted: int = 0
+    swapped_in: int = 0
+    copied: int = 0
+    cache_hits: int = 0
+    forked: int = 0
+    drafts_kept: int = 0
+    drafts_dropped: int = 0
+    chunked: int = 0
+    refused: int = 0
+
+    def add(self, other: Facts) -> None:
+        """Sums up."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass
+class Schedule:
+    """One random life of a scheduler.
+
+    Args:
+        seed: decides everything.
+    """
+
+    seed: int
+    facts: Facts = field(default_factory=Facts)
+
+    def __post_init__(self) -> None:
+        self.random = choose = random.Random(self.seed)
+        self.block_size = choose.choice([1, 2, 3, 4, 8])
+        self.num_blocks = choose.randint(4, 24)
+        max_running = choose.randint(1, 6)
+        self.config = SchedulerConfig(
+            max_running=max_running,
+            token_budget=max_running + choose.choice([0, 1, 5, 30]),
+            max_chunk=choose.choice([None, None, 1, 3, 7]),
+            max_context=MAX_CONTEXT,
+            preemption=choose.choice(PREEMPTIONS),
+        )
+        self.num_host_blocks = choose.choice([0, 3, 30])
+        cache = choose.choice(PREFIX_CACHES)
+        self.memory = KVManager(self.num_blocks, self.block_size, cache, self.num_host_blocks)
+        self.scheduler = Scheduler(self.config, self.memory)
+        self.ledger = Ledger(self.num_blocks * self.block_size)
+        self.host: dict[int, list[int | None]] = {}
+        self.shared = [self._tokens(choose.randint(1, 20)) for _ in range(3)]
+        self.alive: list[Request] = []
+        self.speculate = choose.random() < 0.5
+        self.where = (
+            f"seed {self.seed}: {self.num_blocks} blocks of {self.block_size}, {cache} cache, {self.config}, "
+            f"{self.num_host_blocks} host blocks"
+        )
+
+    def run(self, num_requests: int = 12) -> Facts:
+        """Serves so many requests to their ends.
+
+        Raises:
+            AssertionError: with all that is needed to repeat it.
+        """
+        try:
+            left = num_requests
+            for _ in range(4000):
+                if left and self.random.random() < 0.4:
+                    left -= 1
+                    self._arrive()
+                if self.alive and self.random.random() < 0.03:
+                    self._abort()
+                if not self.scheduler.is_idle:
+                    self._step()
+                elif not left:
+                    break
+            assert self.scheduler.is_idle and not left, "requests were left unfinished"
+            assert not self.alive, f"{len(self.alive)} requests were forgotten"
+            self.memory.check_idle()
+        except Exception as error:
+            raise AssertionError(f"{self.where}: {type(error).__name__} {error}") from error
+        return self.facts
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(ALPHABET) for _ in range(count)]
+
+    def _arrive(self) -> None:
+        choose = self.random
+        prompt = choose.choice(self.shared)[: choose.randint(1, 20)] + self._tokens(choose.randint(0, 6))
+        n = choose.choice([1, 1, 1, 2, 3])
+        salt = choose.choice(list(SALTS))
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=choose.randint(1, 12), n=n, seed=seed) for seed in range(n)
+        ]
+        requests = [
+            Request(
+                str(index), tuple(prompt), one, self.memory.new_table(), priority=choose.choice([0, 0, 1]), salt=salt
+            )
+            for index, one in enumerate(params)
+        ]
+        first, *others = requests
+        for other in others:
+            other.priority, other.params, other.leader = first.priority, other.params, first
+        first.siblings = others
+        longest = max(len(prompt) + one.max_tokens for one in params)
+        too_long = longest > MAX_CONTEXT or blocks_for(longest - 1, self.block_size) > self.num_blocks
+        try:
+            for one in params:
+                self.scheduler.check_can_ever_run(len(prompt), one.max_tokens, n)
+        except ValueError:
+            assert too_long or n > self.config.max_running, "a request that could run was refused"
+            self.facts.refused += 1
+            return
+        self.scheduler.add(first)
+        self.alive += requests
+
+    def _abort(self) -> None:
+        request = self.random.choice(self.alive)
+        ended = [one for one in (request, *request.siblings) if one.status is not Status.FINISHED]
+        self.scheduler.finish(request, FinishReason.ABORT)
+        for one in ended:
+            assert one.status is Status.FINISHED
+            self.alive.remove(one)
+        self.facts.aborted += len(ended)
+
+    def _step(self) -> None:
+        step = self.scheduler.schedule(self._propose if self.speculate else None)
+        assert step.work or step.preempted, "a step did nothing, and work is left"
+        assert step.num_tokens <= self.config.token_budget, f"{step.num_tokens} tokens exceed the budget"
+        assert len(self.scheduler.running) <= self.config.max_running
+        self._move(step)
+        for work in step.work:
+            self._compute(work)
+        for work in step.work:  # only after all have written: a slot with two writers shows now
+            self._read(work)
+        self._commit(step)
+        self.facts.preempted += len(step.preempted)
+
+    def _move(self, step: Step) -> None:
+        size = self.block_size
+        held = self.ledger._written
+        for move in step.moves:
+            if move.kind is MoveKind.COPY:
+                self.ledger.copy(move.source, move.target, size)
+                self.facts.copied += 1
+            elif move.kind is MoveKind.OUT:
+                self.host[move.target] = held[move.source * size : (move.source + 1) * size]
+            else:
+                held[move.target * size : (move.target + 1) * size] = self.host[move.source]
+                self.facts.swapped_in += 1
+
+    def _text(self, work: Work) -> list[int]:
+        """All that the work's queries see: known tokens, then drafts."""
+        known = work.request.tokens[: work.start]
+        return [*known, *work.tokens]
+
+    def _compute(self, work: Work) -> None:
+        request = work.request
+        assert work.start == request.num_computed
+        known = len(work.tokens) - work.num_drafts
+        assert list(work.tokens[:known]) == request.tokens[work.start : work.start + known]
+        assert work.gives_token == (work.start + known == len(request.tokens))
+        assert len(work.slots) == len(work.tokens)
+        self.facts.chunked += work.end - work.num_drafts < len(request.prompt)
+        numbers = self.ledger.numbers(self._text(work), SALTS[request.salt])
+        self.ledger.write(list(work.slots), numbers[work.start :])
+
+    def _read(self, work: Work) -> None:
+        size = self.block_size
+        slots = [work.blocks[i // size] * size + i % size for i in range(work.end)]
+        assert slots[work.start :] == list(work.slots), "slots and block table disagree"
+        self.ledger.read(f"request {work.request.request_id}", slots, self.ledger.numbers(
+            self._text(work), SALTS[work.request.salt]))  # fmt: skip
+
+    def _propose(self, request: Request, most: int) -> list[int]:
+        """Drafts that are right for a while."""
+        tokens, drafts = list(request.tokens), list[int]()
+        for _ in range(self.random.randint(0, min(most, 4))):
+            right = next_token(tokens, request.params.seed)
+            token = right if self.random.random() < 0.7 else (right + 1) % ALPHABET
+            drafts.append(token)
+            tokens.append(token)
+        return drafts
+
+    def _commit(self, step: Step) -> None:
+        emitted: dict[Request, list[int]] = {}
+        for work in step.work:
+            if not work.gives_token:
+                continue
+            request = work.request
+            emitted[request] = self._judge(request, list(work.tokens[len(work.tokens) - work.num_drafts :]))
+            for sibling in request.siblings:
+                if sibling.status is not Status.FINISHED:
+                    emitted[sibling] = self._judge(sibling, [])
+                    self.facts.forked += 1
+        before = {work.request: work.request.num_computed for work in step.work}
+        self.scheduler.commit(step, emitted)
+        for work in step.work:
+            assert work.request.num_computed > before[work.request], "a request that ran made no progress"
+        for request in emitted:
+            if request.num_output == request.params.max_tokens:
+                self._check_finished(request)
+
+    def _judge(self, request: Request, drafts: list[int]) -> list[int]:
+        """The drafts that are right, and one token more."""
+        tokens, emitted = list(request.tokens), list[int]()
+        for draft in [*drafts, None]:
+            right = next_token(tokens, request.params.seed)
+            tokens.append(right)
+            emitted.append(right)
+            if draft != right:
+                break
+        self.facts.drafts_kept += len(emitted) - 1
+        self.facts.drafts_dropped += len(drafts) - len(emitted) + 1
+        return emitted
+
+    def _check_finished(self, request: Request) -> None:
+        tokens = list(request.prompt)
+        while len(tokens) < request.max_length:
+            tokens.append(next_token(tokens, request.params.seed))
+        assert request.tokens == tokens, f"request {request.request_id} differs from its run alone"
+        self.facts.cache_hits += request.num_cached > 0
+        self.facts.finished += 1
+        self.scheduler.finish(request, FinishReason.LENGTH)
+        self.alive.remove(request)

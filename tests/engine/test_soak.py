@@ -1,0 +1,95 @@
+"""Thousands of requests, many of them cut short or malformed, on a pool that is always too small."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from typing import Any
+
+import psutil
+import pytest
+
+from solutions.engine import Engine, EngineConfig, SamplingParams
+from solutions.engine.async_engine import AsyncEngine
+from solutions.engine.grammar import Constraint
+from solutions.engine.scheduler import SchedulerConfig
+from solutions.engine.speculation import SpeculationConfig
+from solutions.speculative.ngram import NgramDrafter
+
+NUM_REQUESTS = 2000
+MOST_AT_ONCE = 24
+
+
+async def one_client(engine: AsyncEngine, choose: random.Random, counts: dict[str, int]) -> None:
+    """One request: served, given up half way, cancelled from outside, or wrong from the start."""
+    shared = [11, 12, 13, 14, 15, 16, 17, 18][: choose.randint(0, 8)]
+    prompt = shared + [choose.randrange(49_000) for _ in range(choose.randint(1, 20))]
+    params = SamplingParams(
+        temperature=choose.choice([0.0, 0.8]), seed=choose.randrange(100), max_tokens=choose.randint(1, 12),
+        n=choose.choice([1, 1, 1, 2]), logprobs=choose.choice([None, None, 2]),
+    )  # fmt: skip
+    kind = choose.choice(["served", "served", "left", "cancelled", "malformed", "constrained"])
+    constraint = Constraint("regex", "[a-c]{1,4}") if kind == "constrained" else None
+    if kind == "malformed":
+        prompt = choose.choice([[], [-1], [60_000], [1] * 2000])
+    stream = engine.stream(prompt, params, priority=choose.choice([0, 0, 1]), constraint=constraint)
+    try:
+        if kind == "cancelled":
+            await asyncio.wait_for(_read(stream), timeout=choose.random() * 0.05)
+        elif kind == "left":
+            async for _ in stream:
+                if choose.random() < 0.5:
+                    break
+            await stream.aclose()  # type: ignore[attr-defined]
+        else:
+            await _read(stream)
+        counts[kind] += 1
+    except ValueError:
+        assert kind == "malformed"
+        counts["refused"] += 1
+    except TimeoutError:
+        counts["timed out"] += 1
+
+
+async def _read(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+async def soak(engine: Engine, num_requests: int, counts: dict[str, int], memory: list[int]) -> None:
+    """All clients, so many at once."""
+    choose = random.Random(7)
+    serving = AsyncEngine(engine)
+    gate = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def guarded(number: int) -> None:
+        async with gate:
+            await one_client(serving, random.Random(choose.random() + number), counts)
+            if number % 100 == 0:
+                gc.collect()
+                memory.append(psutil.Process().memory_info().rss)
+
+    await asyncio.gather(*(guarded(number) for number in range(num_requests)))
+    assert serving.error is None
+    await serving.shut_down(patience=20)
+    assert serving.num_streams == 0
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_soak_ends_with_an_intact_pool_and_flat_memory(tiny_model: Any, preemption: str) -> None:
+    engine = Engine(tiny_model, EngineConfig(
+        SchedulerConfig(max_running=12, token_budget=48, max_context=64, preemption=preemption), num_blocks=24,
+        block_size=4, num_host_blocks=16, prefix_cache="hash" if preemption == "recompute" else "radix",
+        speculation=SpeculationConfig(NgramDrafter),
+    ))  # fmt: skip
+    counts = dict.fromkeys(("served", "left", "cancelled", "malformed", "constrained", "refused", "timed out"), 0)
+    memory: list[int] = []
+    asyncio.run(soak(engine, NUM_REQUESTS // 2, counts, memory))
+    engine.check_idle()
+    assert sum(counts.values()) == NUM_REQUESTS // 2
+    assert all(counts[kind] > 20 for kind in ("served", "left", "constrained", "refused")), counts
+    assert engine.metrics.num_preemptions > 20
+    half = len(memory) // 2
+    # The first half warms allocators and caches up; the second must not grow by more than noise.
+    assert max(memory[half:]) - max(memory[:half]) < 60 * 2**20, [size >> 20 for size in memory]
