@@ -78,7 +78,7 @@ def speculate(
     # BEGIN SOLUTION
     start, pending = target.length, ids
     text, generated, rounds = list(ids), list[int](), list[Round]()
-    while True:
+    while len(generated) < max_new_tokens:
         place = len(generated)
         # The last token needs no draft: a pass gives one token more than it verifies. Nor does it need room.
         most = min(num_drafts, max_new_tokens - place - 1)
@@ -97,8 +97,9 @@ def speculate(
         rounds.append(Round(len(drafts), min(kept, len(emitted)), len(emitted)))
         target.truncate(start + len(text) - 1)
         if ended:
-            return Speculation(tuple(generated), tuple(rounds))
+            break
         pending = text[-1:]
+    return Speculation(tuple(generated), tuple(rounds))
     # END SOLUTION
 
 

@@ -16,6 +16,7 @@ from labkit.texts import documents
 from labkit.trained_heads import load_head
 from solutions.speculative import train
 from solutions.speculative.eagle import eagle_features
+from solutions.speculative.training import acceptance
 from solutions.speculative.training.corpus import WRITING, Chunk, training_modules
 from solutions.speculative.training.features import Features, feature_layers, make_features, read_features
 from solutions.speculative.training.fitting import Fitting, Plan
@@ -90,7 +91,9 @@ def test_features_are_the_target_s_hidden_states(target: Decoder, chunk: Chunk, 
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_every_head_learns_and_is_kept(name: str, target: Decoder, chunk: Chunk, cache: Path, tmp_path: Path) -> None:
+def test_every_head_learns_is_kept_and_works(
+    name: str, target: Decoder, chunk: Chunk, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     features = read_features(cache, [chunk])
     # Few texts again and again, so that learning shows in seconds, be it by heart.
     some = Features(features.tokens[:17], features.hidden[:17])
@@ -108,6 +111,10 @@ def test_every_head_learns_and_is_kept(name: str, target: Decoder, chunk: Chunk,
     assert head.layers == {"draft": (), "eagle3": (2, 4, 5)}.get(name, (8,))
     assert head.card["steps"] == 40 and len(head.card["accuracy_by_rank"]) == len(fit.agreement[40])
     assert all(0 <= share <= 1 for places in head.card["accuracy_by_rank"] for share in places)
+    monkeypatch.setattr(acceptance, "_passages", lambda model, kind, count: [[1, 2, 3, 4], [5, 6, 7]][:count])
+    shares = acceptance.measured_acceptance(name, _Model(target), tmp_path / "heads", 2, 6)
+    assert shares.keys() == {"prose", "code"}
+    assert all(0 <= kind["acceptance"] <= 1 and len(kind["by_place"]) == 3 for kind in shares.values())
 
 
 class _Model:
@@ -115,6 +122,7 @@ class _Model:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+        self.config = decoder.config
 
 
 @pytest.mark.parametrize("name", ["eagle", "medusa"])

@@ -133,6 +133,7 @@ def test_greedy_text_is_the_target_s_own(lab: Any) -> None:
 def test_the_drafter_gets_the_whole_text_and_its_own_random_numbers(lab: Any) -> None:
     drafter = Drafts(1)
     result = run(lab, target(), drafter.spec(), 8, num_drafts=3, params=SamplingParams(temperature=0, seed=77))
+    assert drafter.calls, "the drafter was never asked"
     place = 0
     for (text, most, draws), round_ in zip(drafter.calls, result.rounds, strict=False):
         assert text == [*PROMPT, *result.tokens[:place]], f"the drafter was given {text} at place {place}"

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from labkit.checkpoints import Model
 from labkit.drafting import Round
-from labkit.texts import documents
+from labkit.texts import KINDS, documents
 from labkit.trained_heads import DraftModel, TrainedHead, load_head
-from labkit.workloads import WORKLOADS, prompts
 
 from ..eagle import EagleHead
 from ..eagle3 import Eagle3Head
@@ -23,8 +22,8 @@ from ..mtp import MtpHead
 from ..tree_loop import speculate_tree
 from .objectives import MEDUSA_HEADS
 
-BEGINNING = 96
-"""Tokens of an evaluation text that are given."""
+GIVEN = 96
+"""Tokens of an evaluation text that are given, from its middle: beginnings are much alike."""
 NUM_DRAFTS = 3
 
 
@@ -47,15 +46,14 @@ def measured_acceptance(
         progress: called with texts done and all.
 
     Returns:
-        For evaluation texts of either kind and for each workload the share of judged drafts that were kept, over all
-        places and place by place.
+        For evaluation texts of either kind the share of judged drafts that were kept, over all places and place by
+        place. Workloads are measured by `benchmarks.speculative`.
 
     Raises:
         ValueError: the head is missing or damaged.
     """
     head = load_head(name, model.decoder, folder)
-    given = {f"{kind}, evaluation": _beginnings(model, kind, texts) for kind in ("prose", "code")}
-    given |= {f"{workload}, workload": prompts(workload, model.tokenizer, texts) for workload in WORKLOADS}
+    given = {kind: _passages(model, kind, texts) for kind in KINDS}
     found: dict[str, dict[str, float | list[float | None]]] = {}
     done = 0
     for kind, those in given.items():
@@ -72,9 +70,13 @@ def measured_acceptance(
     return found
 
 
-def _beginnings(model: Model, kind: str, count: int) -> list[list[int]]:
-    """How the first evaluation texts of a kind begin."""
-    return [model.tokenizer.encode(text)[:BEGINNING] for text in list(documents(kind, "evaluation").values())[:count]]
+def _passages(model: Model, kind: str, count: int) -> list[list[int]]:
+    """Passages from the middle of the first evaluation texts of a kind."""
+    found = []
+    for text in list(documents(kind, "evaluation").values())[:count]:
+        ids = model.tokenizer.encode(text)
+        found.append(ids[len(ids) // 2 :][:GIVEN])
+    return found
 
 
 def _rounds(name: str, head: TrainedHead, model: Model, prompt: list[int], new_tokens: int) -> tuple[Round, ...]:
