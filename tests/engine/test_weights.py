@@ -26,11 +26,12 @@ from solutions.engine.weights.formats import ROUNDINGS
 from solutions.engine.weights.loading import load
 from solutions.engine.weights.packing import Packing
 from solutions.engine.weights.projection import projection
+from solutions.engine.weights.q4_k import split_q4_k
 from solutions.engine.weights.store import QuantizedWeights
 from solutions.quantization.exporting import Origin, export
 from solutions.quantization.methods import Settings
 from solutions.quantization.pipeline import quantize_model
-from solutions.quantization.quantized_model import QuantizedLinear
+from solutions.quantization.quantized_model import GgufTensor, QuantizedLinear
 from tests.engine.families import oracle_of
 from tests.labkit.gguf_files import write_gguf
 from tests.quantization.small_models import calibration
@@ -42,7 +43,7 @@ CONFIG = ModelConfig.tiny(
 PROMPTS = [(3, 14, 15, 92, 65, 35), (7,), tuple(range(60, 97))]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
 EXACT = Packing(most_tokens=0)
-BFLOAT16_SCALES = {"int4", "q4_0", "q4_1", "int8"}
+BFLOAT16_SCALES = {"int4", "q4_0", "q4_1", "q4_k", "int8"}
 """Formats that torch has a packed product for; its scales are bfloat16."""
 
 
@@ -130,6 +131,18 @@ def test_the_number_of_tokens_decides_which_way(most_tokens: int, dense_copies: 
         dtype = torch.bfloat16 if packed else torch.float32
         reference = exact(tokens[:count].to(dtype).float()).double()
         check_close("outputs", outputs.to(dtype), reference, scale=float(exact(tokens).abs().max()), dtype=dtype)
+
+
+def test_codes_of_q4_k_stand_for_the_same_numbers() -> None:
+    matrix = weight(16, 6, columns=512)
+    matrix[3] = 0
+    matrix[4, :256] = 0.25
+    stored = ROUNDINGS["q4_k"](matrix).stored
+    assert isinstance(stored, GgufTensor) and stored.kind == "Q4_K"
+    codes, scale, minimum = split_q4_k(stored.data)
+    assert (int(codes.min()), int(codes.max())) == (0, 15)
+    values = scale[..., None] * codes.unflatten(-1, (-1, 32)) - minimum[..., None]
+    check_equal("values", values.flatten(1), QuantizedLinear(stored).weight())
 
 
 def test_layers_stored_in_different_ways_stand_side_by_side() -> None:
