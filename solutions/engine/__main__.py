@@ -25,6 +25,10 @@ Model = Annotated[str, typer.Option("--model", help="smollm2 (bundled), a folder
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 means the most likely token")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="the most tokens of an answer")]
 Speculate = Annotated[bool, typer.Option("--speculate", help="draft by prompt lookup")]
+Weights = Annotated[
+    str, typer.Option("--weights", help="fp32, bf16, fp16, stored (a checkpoint's own codes), int4, int8, q4_1, nf4, …")
+]
+KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help="fp32, bf16, fp16, int8 or fp8")]
 Blocks = Annotated[int, typer.Option("--blocks", min=1, help="blocks of 16 tokens in the KV pool")]
 
 
@@ -35,10 +39,12 @@ def generate(
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 64,
     speculate: Speculate = False,
+    weights: Weights = "fp32",
+    kv_dtype: KVDtype = None,
     blocks: Blocks = 512,
 ) -> None:
     """Continue texts."""
-    engine = _engine(model, speculate, blocks)
+    engine = _engine(model, speculate, blocks, weights, kv_dtype)
     try:
         answers = engine.generate(prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens))
     except ValueError as error:
@@ -53,10 +59,12 @@ def chat(
     temperature: Temperature = 0.7,
     max_tokens: MaxTokens = 256,
     speculate: Speculate = False,
+    weights: Weights = "fp32",
+    kv_dtype: KVDtype = None,
     blocks: Blocks = 512,
 ) -> None:
     """Talk to the model; an empty line or Ctrl-D ends it."""
-    engine = _engine(model, speculate, blocks)
+    engine = _engine(model, speculate, blocks, weights, kv_dtype)
     messages: list[Message] = []
     while True:
         try:
@@ -84,6 +92,8 @@ def serve(
     max_concurrent: Annotated[int, typer.Option("--max-concurrent", min=1, help="requests at once")] = 256,
     patience: Annotated[float, typer.Option("--patience", min=0.0, help="seconds a shutdown waits for answers")] = 10.0,
     speculate: Speculate = False,
+    weights: Weights = "fp32",
+    kv_dtype: KVDtype = None,
     blocks: Blocks = 1024,
 ) -> None:
     """Serve the OpenAI API; Ctrl-C finishes what is being answered, then stops."""
@@ -92,7 +102,7 @@ def serve(
 
     from .server import ServerConfig, make_app
 
-    engine = _engine(model, speculate, blocks)
+    engine = _engine(model, speculate, blocks, weights, kv_dtype)
     config = ServerConfig(model, api_key, max_concurrent=max_concurrent, patience=patience)
     _console.print(f"{model} at http://{host}:{port}/v1")
     uvicorn.run(make_app(engine, config), host=host, port=port, log_level="warning",
@@ -113,21 +123,25 @@ def _show_parts() -> None:
     _console.print(table)
 
 
-def _engine(model: str, speculate: bool, blocks: int) -> Engine:
+def _engine(model: str, speculate: bool, blocks: int, weights: str, kv_dtype: str | None) -> Engine:
     # Prompt lookup is lab 14's; only those who speculate need it.
     from solutions.speculative.ngram import NgramDrafter
 
-    _show_parts()
     config = EngineConfig(
         SchedulerConfig(max_context=8192),
         num_blocks=blocks,
         speculation=SpeculationConfig(NgramDrafter) if speculate else None,
+        weights=weights,
+        kv_dtype=kv_dtype,
     )
     try:
         with _console.status(f"loading {model} …"):
-            return Engine(model, config)
+            engine = Engine(model, config)
     except (CheckpointError, ValueError) as error:
         _refuse(error)
+    # Now all is imported that these settings need.
+    _show_parts()
+    return engine
 
 
 def _answer(engine: Engine, messages: list[Message], params: SamplingParams) -> str:

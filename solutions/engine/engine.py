@@ -16,6 +16,7 @@ from labkit.checks import check_tokens
 
 from .detokenizer import TextStream
 from .grammar import Constraint, GrammarCompiler, Matcher
+from .kv_formats import kv_format
 from .kv_manager import KVManager
 from .kv_pool import KVPool
 from .metrics import Metrics
@@ -45,6 +46,7 @@ class EngineConfig:
         prefix_cache: "hash", "radix" or "none".
         weights: how they are held, a name in `weights.formats`; a `LoadedModel` keeps its own.
         packing: how quantized ones run.
+        kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8" or "fp8"; None for the model's type.
         speculation: who drafts; None for plain decoding.
     """
 
@@ -55,6 +57,7 @@ class EngineConfig:
     prefix_cache: str = "hash"
     weights: str = "fp32"
     packing: Packing = field(default_factory=Packing)
+    kv_dtype: str | None = None
     speculation: SpeculationConfig | None = None
 
 
@@ -116,8 +119,9 @@ class Engine:
         self._memory = KVManager(config.num_blocks, config.block_size, config.prefix_cache, config.num_host_blocks)
         self._scheduler = Scheduler(self.config.scheduler, self._memory)
         pool = KVPool(
-            loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks, loaded.model.dtype
-        )
+            loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks, loaded.model.dtype,
+            kv_format(config.kv_dtype, loaded.model.dtype),
+        )  # fmt: skip
         self._runner = ModelRunner(loaded.model, pool)
         self._speculator = Speculator(config.speculation, self._vocab_size) if config.speculation is not None else None
         self._answers: dict[Request, _Answer] = {}

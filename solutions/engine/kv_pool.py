@@ -9,6 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from .kv_formats import KVFormat, PlainKV
 from .kv_manager import Move, MoveKind
 
 
@@ -38,24 +39,26 @@ class KVPool:
         block_size: tokens in a block.
         num_host_blocks: blocks in host memory, for requests that are swapped out.
         dtype: type of the stored numbers.
+        kv_format: how they are stored if not in that type.
     """
 
     def __init__(
         self, kv_shape: KVShape, num_blocks: int, block_size: int, num_host_blocks: int = 0,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32, kv_format: KVFormat | None = None,
     ) -> None:  # fmt: skip
         self.block_size = block_size
+        self._format = kv_format or PlainKV(dtype, dtype)
         # Parts side by side, tokens before heads: a token is written in one piece, a block is one range.
-        shape = (
-            kv_shape.num_layers, kv_shape.num_parts, num_blocks, block_size, kv_shape.num_heads, kv_shape.head_dim
-        )  # fmt: skip
-        self._blocks = torch.zeros(shape, dtype=dtype)
-        self._host = torch.zeros((*shape[:2], num_host_blocks, *shape[3:]), dtype=dtype)
+        # What a format stores of a number, such as its code and its scale, lies in planes of one arrangement.
+        outer, inner = (kv_shape.num_layers, kv_shape.num_parts), (block_size, kv_shape.num_heads)
+        widths = self._format.widths(kv_shape.head_dim)
+        self._planes = [torch.zeros((*outer, num_blocks, *inner, width), dtype=kind) for width, kind in widths]
+        self._host = [torch.zeros((*outer, num_host_blocks, *inner, width), dtype=kind) for width, kind in widths]
 
     @property
     def num_bytes(self) -> int:
         """Memory of the pool, host memory not counted."""
-        return self._blocks.numel() * self._blocks.element_size()
+        return sum(plane.numel() * plane.element_size() for plane in self._planes)
 
     def write(self, layer: int, slots: Tensor, *parts: Tensor) -> None:
         """Stores new tokens.
@@ -65,8 +68,10 @@ class KVPool:
             slots: int64 `[tokens]`.
             parts: as many as `KVShape.num_parts`, each `[tokens, heads, head_dim]`; keys come before values.
         """
-        for memory, part in zip(self._blocks[layer].flatten(1, 2), parts, strict=True):
-            memory[slots] = part
+        memories = [plane[layer].flatten(1, 2) for plane in self._planes]
+        for index, part in enumerate(parts):
+            for memory, stored in zip(memories, self._format.encode(part), strict=True):
+                memory[index, slots] = stored
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, ...]:
         """What whole blocks hold.
@@ -78,18 +83,23 @@ class KVPool:
         Returns:
             For each part `[..., blocks * block_size, heads, head_dim]`.
         """
-        return tuple(memory[blocks].flatten(-4, -3) for memory in self._blocks[layer])
+        return tuple(
+            self._format.decode(*(memory[blocks].flatten(-4, -3) for memory in memories))
+            for memories in zip(*(plane[layer] for plane in self._planes), strict=True)
+        )
 
     def move(self, moves: Sequence[Move]) -> None:
         """Makes the moves of a step, in order."""
         for kind, group in groupby(moves, key=lambda move: move.kind):
             if kind is MoveKind.COPY:  # one by one: a copy's target may be the next one's source
                 for move in group:
-                    self._blocks[:, :, move.target] = self._blocks[:, :, move.source]
+                    for plane in self._planes:
+                        plane[:, :, move.target] = plane[:, :, move.source]
                 continue
             pairs = list(group)
             sources, targets = [move.source for move in pairs], [move.target for move in pairs]
-            if kind is MoveKind.OUT:
-                self._host[:, :, targets] = self._blocks[:, :, sources]
-            else:
-                self._blocks[:, :, targets] = self._host[:, :, sources]
+            for plane, host in zip(self._planes, self._host, strict=True):
+                if kind is MoveKind.OUT:
+                    host[:, :, targets] = plane[:, :, sources]
+                else:
+                    plane[:, :, targets] = host[:, :, sources]

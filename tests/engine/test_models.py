@@ -83,7 +83,7 @@ def text_of(length: int, seed: int) -> tuple[int, ...]:
 def poisoned_pool(model: Decoder, num_blocks: int) -> KVPool:
     """A pool in which whatever nobody wrote is NaN."""
     pool = KVPool(model.kv_shape, num_blocks, BLOCK_SIZE)
-    pool._blocks.fill_(torch.nan)
+    pool._planes[0].fill_(torch.nan)
     return pool
 
 
@@ -196,7 +196,7 @@ def test_nobody_reads_blocks_before_every_window(get_family: GetFamily, name: st
     runner.run(Step((work_of(0, text[:start], blocks),)))
     unseen = blocks[: (start - WINDOW + 1) // BLOCK_SIZE]
     assert len(unseen) >= 5
-    pool._blocks[:, :, list(unseen)] = torch.nan
+    pool._planes[0][:, :, list(unseen)] = torch.nan
     got = runner.run(Step((work_of(start, text[start:], blocks),)))
     reference = family.logits(text, torch.float64)[start:]
     check_close(

@@ -19,13 +19,16 @@ from torch import Tensor
 
 from labkit.quantized import QuantizedTensor
 from solutions.quantization.fp8 import dequantize_fp8, quantize_fp8
-from solutions.quantization.packed_linear import Int8Linear, Int8WeightLinear, PackedLinear, pack_linear
+from solutions.quantization.packed_linear import Int4Linear, Int8Linear, Int8WeightLinear, PackedLinear, pack_linear
 from solutions.quantization.quantized_model import GgufTensor, QuantizedLinear, Stored
 
 from ..models.blocks import Linear
 from .packing import Packing
+from .q4_k import split_q4_k
 
 _ACTIVATIONS = ("float", "int8", "fp8")
+_MIDDLE, _ROWS = 8, 16
+"""The code whose value the packed int4 product wants, and what must divide its rows."""
 
 
 class PackedProjection:
@@ -82,6 +85,9 @@ def _packed(layer: QuantizedLinear) -> PackedLinear | None:
     if isinstance(stored, QuantizedTensor) and layer.activations == "float" and stored.bits == 8:
         one_scale_a_row = stored.zero_point is None and tuple(stored.scale.shape) == (len(stored.codes), 1)
         return Int8WeightLinear(stored) if one_scale_a_row else None
+    if isinstance(stored, GgufTensor) and stored.kind == "Q4_K" and len(stored.data) % _ROWS == 0:
+        codes, scale, minimum = split_q4_k(stored.data)
+        return Int4Linear(codes, scale, _MIDDLE * scale - minimum, sys.maxsize)
     return pack_linear(layer, sys.maxsize)
 
 
