@@ -24,6 +24,9 @@ SAMPLES ?= quick
 # full, or quick for a taste of every long proof.
 EVIDENCE ?= full
 
+# Test files at once in `make test`; each brings a model or two into memory.
+WORKERS ?= 2
+
 STAMP := .venv/.stamp
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
@@ -61,8 +64,9 @@ chat: setup ## Talk to the engine; on your own code where it is written with IMP
 	@ENGINE_IMPL=$(if $(filter command environment,$(firstword $(origin IMPL))),$(IMPL),solutions) \
 	  $(PY) -m solutions.engine chat $(if $(MODEL),--model "$(MODEL)")
 
-test: setup ## Every test: the workbook's own, the labs on the reference, compiled kernels, and the self-check
-	$(PYTEST) tests -q
+test: setup ## Every test: the workbook's own, the labs on the reference, compiled kernels, and the self-check [WORKERS=2]
+	@# Two threads in each of two processes would wait for each other more than they compute.
+	OMP_NUM_THREADS=1 $(PYTEST) tests -q -n $(WORKERS) --dist loadfile
 	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults --cards 120
 	@# Runs the suite of every lab on the reference, and on untouched stubs.
 	$(PY) -m grader self-check
