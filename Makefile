@@ -17,6 +17,8 @@ TRUST ?=
 COMPILE ?=
 OUT ?= .out/grades
 SUBMISSIONS ?=
+# A model in place of the bundled one, for `make chat`: a folder, a .gguf file or a hub id.
+MODEL ?=
 # Yours, for the name of the archive that `make submit` writes.
 NAME ?=
 # quick for a telling few of the sample submissions in the demo, or all.
