@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ DEFAULT = (
     "w4a4", "quarot", "q6_k", "q8_0", "smoothquant@prose", "fp8", "llm.int8",
 )  # fmt: skip
 BLOCK_TOKENS, RESAMPLES = 32, 2_000
+_LINE = 118
 
 Progress = Callable[[int, int, str], None]
 
@@ -176,16 +178,19 @@ def _percent(interval: Interval) -> str:
 
 def _markdown(model_name: str, rows: list[Row], measurement: Measurement) -> str:
     baseline, machine = rows[0], facts()
-    lines = [
-        f"# Quantization methods compared on {model_name}",
-        "",
+    preface = (
         f"Perplexity on {measurement.tokens} tokens of text that no method was calibrated on, half prose, half code, "
         f"at most {measurement.window} tokens of context. Behind it the change against the weights as they were given, "
         f"with a 95 % interval of a paired bootstrap ({RESAMPLES} resamples of blocks of {BLOCK_TOKENS} tokens). "
         f"Calibration: {measurement.sequences} × {measurement.length} tokens of the text behind @. Bits count scales "
         f"and zero points in the linear layers; MB count everything, unquantized tensors in 16 bits. Speeds are those "
         f"of packed layers on this CPU, as ratios to the float32 model in the same rounds, median (least – most); – "
-        f"where torch has no packed product, and quality alone was simulated.",
+        f"where torch has no packed product, and quality alone was simulated."
+    )
+    lines = [
+        f"# Quantization methods compared on {model_name}",
+        "",
+        *textwrap.wrap(preface, _LINE),
         "",
         "| method | bits | MB | perplexity, prose | perplexity, code | decode | prefill |",
         "|---|---|---|---|---|---|---|",
@@ -201,13 +206,12 @@ def _markdown(model_name: str, rows: list[Row], measurement: Measurement) -> str
         cells += ["–", "–"] if speed is None else [str(speed.decode), str(speed.prefill)]
         lines.append(f"| {' | '.join(cells)} |")
     lines += _pairs(rows, measurement) + _mismatch(rows, measurement)
-    lines += [
-        "",
+    note = (
         f"Machine: {machine.cpu}, {torch.get_num_threads()} thread(s), load average {os.getloadavg()[0]:.1f} over the "
         f"last minute (anything above the threads disturbs the speeds); torch {torch.__version__}. Not verified here: "
-        f"speed on a GPU.",
-        "",
-    ]
+        f"speed on a GPU."
+    )
+    lines += ["", *textwrap.wrap(note, _LINE), ""]
     return "\n".join(lines)
 
 
