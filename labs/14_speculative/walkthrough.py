@@ -490,9 +490,9 @@ check("14.9")
 # ## 10 Trained heads
 #
 # The workbook brings heads that were trained for this model on text that it wrote itself, in four bits: a draft model
-# of two layers, the heads of EAGLE and EAGLE-3, and a multi-token prediction module. Their drafts are kept far more
-# often than an early exit with most of its layers gone, at a small part of its price: they read what the target
-# already knows. Left, acceptance by workload; right, the formula against the rounds once more.
+# of two layers, the heads of EAGLE and EAGLE-3, and a multi-token prediction module. A draft costs a small part of an
+# early exit's, and all but the first read what the target already knows. Left, acceptance by workload; right, the
+# formula against the rounds once more.
 
 # %%
 heads = {name: load_head(name, decoder) for name in ("draft", "eagle", "eagle3", "mtp")}
@@ -537,7 +537,7 @@ right.grid(True)
 # What company does to it. A pass over $k + 1$ tokens of one text is cheap where a decode step mostly reads weights; in
 # a batch these are read once for all texts, and the drafts become real work. Left, the pass over $k + 1$ tokens of
 # each text in plain steps of the same batch; right, what is left of the speed-up with EAGLE-3's acceptance when
-# copying and the measured cost of its drafts. The larger the batch, the smaller the best $k$, until it is none.
+# copying and the measured cost of its drafts. Where a line stays below the dotted one, nobody should draft.
 
 # %%
 # Here, since the import would be noisy before its warnings are filtered.
