@@ -541,7 +541,7 @@ right.grid(True)
 
 # %%
 # Here, since the import would be noisy before its warnings are filtered.
-from transformers import DynamicCache  # noqa: E402
+from transformers import DynamicCache
 
 
 def batch_prices(size: int) -> tuple[float, list[float]]:
