@@ -540,10 +540,6 @@ right.grid(True)
 # copying and the measured cost of its drafts. Where a line stays below the dotted one, nobody should draft.
 
 # %%
-# Here, since the import would be noisy before its warnings are filtered.
-from transformers import DynamicCache
-
-
 def batch_prices(size: int) -> tuple[float, list[float]]:
     """The least processor time of a plain step of so many texts, and v(k) in such steps."""
     cached = BatchedPasses(whole, [code] * size)
@@ -556,6 +552,8 @@ class BatchedPasses:
     """Passes over new tokens of several equal texts, each forgotten again."""
 
     def __init__(self, model: object, texts: list[list[int]]) -> None:
+        from transformers import DynamicCache  # here, since the import is noisy before its warnings are filtered
+
         self.model, self.ids, self.cache = model, torch.tensor(texts), DynamicCache()
         self.seconds(self.ids.shape[1], clock, forget=False)
 
