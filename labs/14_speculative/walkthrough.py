@@ -12,6 +12,7 @@
 #     language: python
 #     name: python3
 #   quick:
+#     BATCHES: [1, 2]
 #     CHARACTERS: 60
 #     DEPTHS: [4, 30]
 #     LAYERS: 4
@@ -55,6 +56,7 @@ from labkit.notebook.style import bare, panels, use_style
 from labkit.protocols import CachedModel
 from labkit.sampling_params import SamplingParams
 from labkit.specs import Checkpoint
+from labkit.trained_heads import DraftModel, load_head
 from labkit.transformers_model import TransformersModel, build_transformers_model
 from labkit.workloads import WORKLOADS, prompts
 
@@ -74,12 +76,13 @@ lab
 # How much is run; more is slower and smoother.
 RUNS = 30_000
 TEXTS = 2
-CHARACTERS = 250
-NEW_TOKENS = 32
-MOST_DRAFTS = 8
+CHARACTERS = 160
+NEW_TOKENS = 24
+MOST_DRAFTS = 6
 LAYERS = 26
 DEPTHS = [8, 14, 20, 24, 26, 28, 29, 30]
-REPEATS = 5
+REPEATS = 3
+BATCHES = [1, 4, 8]
 
 # %% [markdown]
 # ## 1 What may stay, and what is missing
@@ -482,6 +485,113 @@ right.grid(True)
 
 # %% tags=["check"]
 check("14.9")
+
+# %% [markdown]
+# ## 10 Trained heads
+#
+# The workbook brings heads that were trained for this model on text that it wrote itself, in four bits: a draft model
+# of two layers, the heads of EAGLE and EAGLE-3, and a multi-token prediction module. A draft costs a small part of an
+# early exit's, and all but the first read what the target already knows. Left, acceptance by workload; right, the
+# formula against the rounds once more.
+
+# %%
+heads = {name: load_head(name, decoder) for name in ("draft", "eagle", "eagle3", "mtp")}
+makers = {"EAGLE": ("eagle", lab.EagleHead), "EAGLE-3": ("eagle3", lab.Eagle3Head), "MTP": ("mtp", lab.MtpHead)}
+trained = ("draft model", *makers)
+
+
+def pair(kind: str, prompt: list[int]) -> tuple[object, object]:
+    """A target and the drafter that reads its features; the draft model reads none."""
+    capacity = len(prompt) + NEW_TOKENS
+    if kind == "draft model":
+        return target(prompt), lab.ModelDrafter(DraftModel(heads["draft"], capacity), greedy)
+    name, head = makers[kind]
+    own = heads[name]
+    model = lab.FeatureModel(decoder, capacity, own.layers)
+    return model, lab.FeatureDrafter(model, head(own.config, own.weights, own.target_ids), greedy)
+
+
+for workload in WORKLOADS:
+    for prompt in prompts(workload, tokenizer, TEXTS, CHARACTERS):
+        for kind in trained:
+            result = lab.speculate(*pair(kind, prompt), prompt, NEW_TOKENS, num_drafts=4)
+            rounds.setdefault((kind, workload), []).extend(result.rounds)
+
+left, right = panels(2, height=3.0)
+for index, (kind, colour) in enumerate(zip(("n-gram", *trained), (BLUE, RED, GREEN, TEAL, PURPLE), strict=True)):
+    alphas = [estimate(rounds[kind, workload]) for workload in WORKLOADS]
+    left.bar(np.arange(3) + 0.16 * (index - 2), alphas, 0.16, color=colour, label=kind)
+    for workload in WORKLOADS:
+        those = rounds[kind, workload]
+        foreseen = lab.predicted_tokens_per_round(those) if any(r.drafted for r in those) else 1.0
+        right.plot(foreseen, lab.tokens_per_round(those), "o", color=colour)
+left.set_xticks(range(3), WORKLOADS)
+left.set(ylim=(0, 1), title="Acceptance, four drafts a round")
+left.legend(fontsize=8, ncols=2)
+most = max(lab.tokens_per_round(those) for those in rounds.values()) + 0.5
+right.plot([1, most], [1, most], "--", color=QUIET)
+right.set(xlabel="predicted", ylabel="measured", title="Tokens a round")
+right.grid(True)
+
+# %% [markdown]
+# What company does to it. A pass over $k + 1$ tokens of one text is cheap where a decode step mostly reads weights; in
+# a batch these are read once for all texts, and the drafts become real work. Left, the pass over $k + 1$ tokens of
+# each text in plain steps of the same batch; right, what is left of the speed-up with EAGLE-3's acceptance when
+# copying and the measured cost of its drafts. Where a line stays below the dotted one, nobody should draft.
+
+# %%
+def batch_prices(size: int) -> tuple[float, list[float]]:
+    """The least processor time of a plain step of so many texts, and v(k) in such steps."""
+    cached = BatchedPasses(whole, [code] * size)
+    seconds = [[cached.seconds(k + 1, clock) for k in ks] for _ in range(REPEATS + 1)][1:]
+    least = [min(row[k] for row in seconds) for k in ks]
+    return least[0], [one / least[0] for one in least]
+
+
+class BatchedPasses:
+    """Passes over new tokens of several equal texts, each forgotten again."""
+
+    def __init__(self, model: object, texts: list[list[int]]) -> None:
+        from transformers import DynamicCache  # here, since the import is noisy before its warnings are filtered
+
+        self.model, self.ids, self.cache = model, torch.tensor(texts), DynamicCache()
+        self.seconds(self.ids.shape[1], clock, forget=False)
+
+    def seconds(self, count: int, clock: Callable[[], float], forget: bool = True) -> float:
+        """Processor time of one pass."""
+        start = clock()
+        with torch.no_grad():
+            self.model(self.ids[:, :count], cache=self.cache, use_cache=True)
+        end = clock()
+        if forget:
+            self.cache.crop(-count)
+        return end - start
+
+
+model, drafter = pair("EAGLE-3", code)
+model.append(code[:-1])
+drafter.propose(code, 1, [0.0])
+start = clock()
+for _ in range(REPEATS):
+    drafter.propose(code, 4, [0.0] * 4)
+draft_seconds = (clock() - start) / REPEATS / 4
+alpha = estimate(rounds["EAGLE-3", "copying"])
+left, right = panels(2, height=3.0)
+for size, colour in zip(BATCHES, (BLUE, TEAL, ORANGE, RED), strict=False):
+    plain_step, prices = batch_prices(size)
+    left.plot(ks, prices, "o-", color=colour, label=f"{size} texts")
+    # Each text's drafter takes its turn, while the pass is one for all.
+    cost = draft_seconds * size / plain_step
+    right.plot(ks, [lab.speedup(alpha, k, cost, prices[k]) for k in ks], "o-", color=colour, label=f"{size} texts")
+left.set(xlabel="k", ylim=(0, None), title="A pass over k + 1 tokens of each text")
+left.legend(fontsize=8)
+right.axhline(1, color=QUIET, linewidth=1, linestyle=":")
+right.set(xlabel="k", ylim=(0, None), title=f"Speed-up by EAGLE-3, α = {alpha:.2f}")
+right.legend(fontsize=8)
+right.grid(True)
+
+# %% tags=["check"]
+check("14.13")
 
 # %% [markdown]
 # ## Where you are

@@ -8,7 +8,9 @@ Texts, features and points to go on from lie in the cache; a run that was broken
 
 from __future__ import annotations
 
+import hashlib
 import platform
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +89,13 @@ def train_head(
     return fit
 
 
+def run_name(model: str, seed: int, bfloat16: bool) -> str:
+    """The folder of a run's texts and features: other targets, seeds and roundings must not find them."""
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", model).strip("-.")
+    digest = hashlib.sha256(model.encode()).hexdigest()[:8]
+    return f"{readable}-{digest}-{seed}-{'bfloat16' if bfloat16 else 'float32'}"
+
+
 def layers_of(name: str, decoder: Decoder) -> tuple[int, ...]:
     """The hidden states that a head reads."""
     *fused, last = feature_layers(decoder.config.num_layers)
@@ -132,7 +141,7 @@ def main(
         if unknown := [name for name in chosen if name not in HEADS]:
             raise ValueError(f"there is no head {unknown[0]!r}; choose from {', '.join(HEADS)}")
         target, sizes = load(model), Sizes()
-        where, folder = cache or cache_dir() / "speculative", out or loading.FOLDER
+        where, folder = (cache or cache_dir() / "speculative") / run_name(model, seed, bfloat16), out or loading.FOLDER
         work = chunks(target.tokenizer, sizes.rows, sizes.length, seed, most_chunks)
         with _progress(console) as bars:
             stage = _stages(bars)

@@ -203,6 +203,15 @@ def test_nothing_of_a_workload_is_trained_on() -> None:
     assert not modules.keys() & documents("code", "evaluation").keys()
 
 
+def test_runs_of_other_targets_seeds_and_roundings_lie_apart() -> None:
+    names = {
+        train.run_name(model, seed, bfloat16)
+        for model in ("smollm2", "a/b", "a-b", "../a-b") for seed in (0, 1) for bfloat16 in (False, True)
+    }  # fmt: skip
+    assert len(names) == 16
+    assert all("/" not in name and not name.startswith(".") for name in names)
+
+
 def test_what_cannot_be_trained_is_said_in_one_line(tmp_path: Path, chunk: Chunk) -> None:
     missing = CliRunner().invoke(train.app, ["eagle", "--model", str(tmp_path / "nothing.gguf")])
     assert missing.exit_code == 1 and "error: " in missing.output and "Traceback" not in missing.output
