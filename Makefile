@@ -17,12 +17,17 @@ TRUST ?=
 COMPILE ?=
 OUT ?= .out/grades
 SUBMISSIONS ?=
+# A model in place of the bundled one, for `make chat`: a folder, a .gguf file or a hub id.
+MODEL ?=
 # Yours, for the name of the archive that `make submit` writes.
 NAME ?=
 # quick for a telling few of the sample submissions in the demo, or all.
 SAMPLES ?= quick
 # full, or quick for a taste of every long proof.
 EVIDENCE ?= full
+
+# Test files at once in `make test`; each brings a model or two into memory.
+WORKERS ?= 2
 
 STAMP := .venv/.stamp
 PY := .venv/bin/python
@@ -61,8 +66,9 @@ chat: setup ## Talk to the engine; on your own code where it is written with IMP
 	@ENGINE_IMPL=$(if $(filter command environment,$(firstword $(origin IMPL))),$(IMPL),solutions) \
 	  $(PY) -m solutions.engine chat $(if $(MODEL),--model "$(MODEL)")
 
-test: setup ## Every test: the workbook's own, the labs on the reference, compiled kernels, and the self-check
-	$(PYTEST) tests -q
+test: setup ## Every test: the workbook's own, the labs on the reference, compiled kernels, and the self-check [WORKERS=2]
+	@# Two threads in each of two processes would wait for each other more than they compute.
+	OMP_NUM_THREADS=1 $(PYTEST) tests -q -n $(WORKERS) --dist loadfile
 	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults --cards 120
 	@# Runs the suite of every lab on the reference, and on untouched stubs.
 	$(PY) -m grader self-check

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -78,12 +79,23 @@ class Decoder:
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Run the model without checks, which cost a GPU a wait per step; otherwise as `__call__`."""
+        # Only the last one is kept: a list of all would hold the activations of every layer.
+        return self.head(deque(self.hidden_states(tokens, positions, attend), maxlen=1).pop())
+
+    def hidden_states(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Iterator[Tensor]:
+        """Run the model up to its head, without checks, and show what stands between its layers.
+
+        Yields:
+            `[batch, tokens, hidden]`, one more than there are layers: the embeddings, then what each layer leaves,
+            the last one normed, as the head reads it. The numbering is that of transformers' `hidden_states`.
+        """
         positions = positions.expand(tokens.shape)
         rotation = self.rotation(positions)
         hidden = self.embed(tokens)
         for layer in range(self.config.num_layers):
+            yield hidden
             hidden = self.block(layer, hidden, rotation, positions, attend)
-        return self.head(hidden)
+        yield self._norm(hidden, "model.norm")
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Look up token ids, `[batch, tokens]`, in the embedding table: `[batch, tokens, hidden]`."""
@@ -121,8 +133,7 @@ class Decoder:
         return hidden + self.linear(gated, f"{block}.mlp.down_proj")
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Norm and output projection: `[batch, tokens, hidden] -> [batch, tokens, vocab]`."""
-        hidden = self._norm(hidden, "model.norm")
+        """The logits of normed hidden states: `[..., hidden] -> [..., vocab]`."""
         return self.linear(hidden, "model.embed_tokens" if self.config.tie_embeddings else "lm_head")
 
     def linear(self, inputs: Tensor, name: str) -> Tensor:

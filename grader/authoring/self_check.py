@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from grader.authoring.regions import find_regions
@@ -106,28 +106,30 @@ def _interface_faults(manifest: Manifest) -> Iterator[str]:
         if not isinstance(node, ast.ClassDef):
             yield f"lab {manifest.id}: the interface has the class {name}, which solutions' {cls.module}.py lacks"
             continue
-        members = _members(node, trees[cls.module])
+        members = _members(node, cls.module, trees)
         for member in (*cls.methods, *cls.properties):
             if member not in members:
                 yield f"lab {manifest.id}: the interface has {name}.{member}, which solutions' {cls.module}.py lacks"
 
 
-def _members(node: ast.ClassDef, tree: ast.Module) -> set[str]:
-    """What a class defines, and what it inherits from classes of its own module and from given ones in labkit."""
+def _members(node: ast.ClassDef, module: str, trees: Mapping[str, ast.Module]) -> set[str]:
+    """What a class defines, and what it inherits from classes of the lab and from given ones in labkit."""
     names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-    siblings = {item.name: item for item in tree.body if isinstance(item, ast.ClassDef)}
     homes = {
-        alias.name: item.module
-        for item in tree.body
-        if isinstance(item, ast.ImportFrom) and (item.module or "").startswith("labkit.")
+        alias.name: item.module or ""
+        for item in trees[module].body
+        if isinstance(item, ast.ImportFrom) and (item.level == 1 or (item.module or "").startswith("labkit."))
         for alias in item.names
     }
     for base in node.bases:
         if not isinstance(base, ast.Name):
             continue
-        if base.id in siblings:
-            names |= _members(siblings[base.id], tree)
-        elif home := homes.get(base.id):
+        home = homes.get(base.id, module)
+        if home in trees:
+            classes = (item for item in trees[home].body if isinstance(item, ast.ClassDef) and item.name == base.id)
+            for inherited in classes:
+                names |= _members(inherited, home, trees)
+        elif home.startswith("labkit."):
             names |= set(dir(getattr(importlib.import_module(home), base.id)))
     return names
 

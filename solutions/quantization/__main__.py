@@ -1,8 +1,8 @@
 """Quantize a model and write a checkpoint; compare methods; audit what somebody else has quantized.
 
-    python -m solutions.quantization quantize smollm2 --method gptq --bits 4 --group-size 64 --out DIR
-    python -m solutions.quantization compare
-    python -m solutions.quantization audit DIR
+python -m solutions.quantization quantize smollm2 --method gptq --bits 4 --group-size 64 --out DIR
+python -m solutions.quantization compare
+python -m solutions.quantization audit DIR
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ def stated_scheme(config: Mapping[str, Any], layer: str) -> StatedScheme:
     Returns:
         What is said, with None for the rest.
     """
-    stated = config.get("quantization_config") or {}
     # BEGIN SOLUTION
+    stated = config.get("quantization_config") or {}
     if groups := stated.get("config_groups"):
         weights = (_group_of(layer, list(groups.values())) or {}).get("weights") or {}
         size = -1 if weights.get("strategy") == "channel" else weights.get("group_size")

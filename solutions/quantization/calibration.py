@@ -53,8 +53,8 @@ def calibration_text(source: str, tokenizer: Tokenizer, num_sequences: int, leng
     else:
         texts = [_read(Path(source))]
         name = Path(source).name
-    # A few characters a token: no need to encode megabytes for a few thousand tokens.
-    share = 1 + 12 * num_sequences * length // len(texts)
+    # A few characters a token: no need to encode all of a collection for a few thousand tokens.
+    share = None if len(texts) == 1 else 1 + 12 * num_sequences * length // len(texts)
     ids = [token for text in texts for token in tokenizer.encode(text[:share])]
     if len(ids) < length:
         raise ValueError(

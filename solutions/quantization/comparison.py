@@ -103,9 +103,7 @@ def compare_methods(
     for index, (name, method, settings, source) in enumerate(wanted):
         report(index + 1, len(wanted) + 1, name)
         if source is not None and source not in calibrations:
-            calibrations[source] = calibration_text(
-                source, model.tokenizer, measurement.sequences, measurement.length
-            )
+            calibrations[source] = calibration_text(source, model.tokenizer, measurement.sequences, measurement.length)
         # A decoder of its own, since quantizing replaces weights; the tensors are shared.
         copy = Decoder(model.config, model.decoder.weights)
         quantized = quantize_model(copy, method, settings, None if source is None else calibrations[source])
@@ -145,9 +143,7 @@ def _documents(model: Model, kind: str, measurement: Measurement) -> list[list[i
     )
 
 
-def _losses(
-    decoder: Decoder, texts: dict[str, list[list[int]]], measurement: Measurement
-) -> dict[str, list[Tensor]]:
+def _losses(decoder: Decoder, texts: dict[str, list[list[int]]], measurement: Measurement) -> dict[str, list[Tensor]]:
     def logits(tokens: list[int]) -> Tensor:
         with torch.no_grad():
             return decoder(torch.tensor([tokens]), torch.arange(len(tokens)), full_attention)[0]
@@ -246,5 +242,3 @@ def _mismatch(rows: list[Row], measurement: Measurement) -> list[str]:
         ]
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return lines
-
-

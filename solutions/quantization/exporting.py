@@ -78,7 +78,7 @@ def export(model: QuantizedModel, format: str, folder: Path, origin: Origin, hea
         "bits": _bits(model),
         "group_size": origin.settings.group_size,
         "bits_per_weight": round(model.bits_per_weight(), 4),
-        "bytes": int(model.num_bytes()),
+        "bytes": (folder / (GGUF if format == "gguf" else "model.safetensors")).stat().st_size,
         "calibration": origin.calibration,
     }
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from labkit.checks import check_count
 from labkit.quantization_checks import check_bits, check_finite, check_matrix
-
-from .rotation import check_rotation
+from labkit.rotation_checks import check_rotation
 
 
 def fake_quantize(values: Tensor, bits: int) -> Tensor:

@@ -285,9 +285,7 @@ def gguf_tensor(weight: Tensor, kind: str, inputs: Tensor | None = None) -> Gguf
     return GgufTensor(kind, encode_blocks(weight, kind))
 
 
-def _each(
-    block: Block, quantize_one: Callable[[str, Tensor], Stored], activations: str = "float"
-) -> QuantizedBlock:
+def _each(block: Block, quantize_one: Callable[[str, Tensor], Stored], activations: str = "float") -> QuantizedBlock:
     """Quantize each linear layer by itself; an error names the layer."""
     linears = {}
     for name in block_linears(block.layer):

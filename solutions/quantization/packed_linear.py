@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labkit.decoder import Decoder
+from labkit.decoder import Decoder, weight_shapes
 from labkit.quantized import QuantizedTensor
 from solutions.quantization.gguf_blocks import split_blocks
 from solutions.quantization.methods import round_channels
@@ -143,21 +143,16 @@ class PackedDecoder(Decoder):
         packed_tokens: as for `Int4Linear`.
     """
 
-    def __init__(
-        self, model: QuantizedModel, head_bits: int | None = None, packed_tokens: int = PACKED_TOKENS
-    ) -> None:
+    def __init__(self, model: QuantizedModel, head_bits: int | None = None, packed_tokens: int = PACKED_TOKENS) -> None:
         if head_bits not in (None, 8):
             raise ValueError(f"the head is packed in 8 bits, or with None left alone; got {head_bits}")
         found = {name: pack_linear(linear, packed_tokens) for name, linear in model.linears.items()}
         self.packed: dict[str, PackedLinear] = {name: layer for name, layer in found.items() if layer is not None}
-        weights = dict(model.floats)
+        weights, shapes = dict(model.floats), weight_shapes(model.config)
         for name, linear in model.linears.items():
-            if name not in self.packed:
-                weights[f"{name}.weight"] = linear.weight()
-            else:
-                # A shape without memory: the decoder checks it and never reads it.
-                shape = self.packed[name].dequantized().shape
-                weights[f"{name}.weight"] = torch.empty(shape, device="meta")
+            # What is packed gets a shape without memory: the decoder checks it and never reads it.
+            empty = torch.empty(shapes[f"{name}.weight"], device="meta")
+            weights[f"{name}.weight"] = empty if name in self.packed else linear.weight()
         super().__init__(model.config, weights)
         if head_bits == 8:
             head = "model.embed_tokens" if model.config.tie_embeddings else "lm_head"

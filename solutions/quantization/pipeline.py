@@ -63,9 +63,11 @@ def quantize_model(
         decoder = Decoder(*method.prepare(decoder.config, decoder.weights))
     if work is not None:
         _open_work(work, decoder, method_name, settings, calibration)
-    walk = LayerWalk(decoder, calibration.tokens) if calibration is not None else None
     linears: dict[str, QuantizedLinear] = {}
-    floats = {name: tensor for name, tensor in decoder.weights.items() if not name.startswith("model.layers.")}
+    others = {name: tensor for name, tensor in decoder.weights.items() if not name.startswith("model.layers.")}
+    floats = {name: _as_half(name, others.pop(name)) for name in list(others)}
+    decoder.weights.update(floats)
+    walk = LayerWalk(decoder, calibration.tokens) if calibration is not None else None
     for layer in range(decoder.config.num_layers):
         block = _block(decoder, method, settings, layer, walk, work)
         names = _block_tensors(decoder.config, decoder.weights, layer)
@@ -78,7 +80,17 @@ def quantize_model(
             walk.advance()
         if progress is not None:
             progress(layer + 1, decoder.config.num_layers)
-    return QuantizedModel(decoder.config, linears, {name: _as_half(name, tensor) for name, tensor in floats.items()})
+    return QuantizedModel(decoder.config, linears, floats)
+
+
+def with_own_memory(decoder: Decoder) -> Decoder:
+    """The same model with each weight in memory of its own, so that a replaced weight is freed.
+
+    Weights that were read by memory map are all kept as long as one of them is used. The given decoder is left
+    without weights, so that the two are never in memory together.
+    """
+    weights = decoder.weights
+    return Decoder(decoder.config, {name: weights.pop(name).clone() for name in list(weights)}, decoder.dtype)
 
 
 def find_method(name: str) -> Method:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from labkit.checkpoint_audit import GGUF_TYPES
 from labkit.config import ModelConfig
 from labkit.decoder import Decoder
 from labkit.float_formats import Fp8Tensor, Mxfp4Tensor, Nf4Tensor, Nvfp4Tensor, QuantizedAbsmax
@@ -151,7 +152,12 @@ def dequantized(stored: Stored) -> Tensor:
 
 def stored_numel(stored: Stored) -> int:
     """Number of weights."""
-    return dequantized(stored).numel() if isinstance(stored, GgufTensor) else stored.codes.numel()
+    if not isinstance(stored, GgufTensor):
+        return stored.codes.numel()
+    if stored.kind not in GGUF_TYPES:
+        return stored.data.numel()
+    block = GGUF_TYPES[stored.kind]
+    return stored.data.numel() // block.num_bytes * block.elements
 
 
 def stored_bits(stored: Stored) -> float:

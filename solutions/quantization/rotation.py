@@ -11,6 +11,7 @@ from torch import Tensor
 from labkit.config import ModelConfig
 from labkit.decoder import Decoder, check_weights
 from labkit.quantization_checks import check_finite
+from labkit.rotation_checks import check_rotation
 
 from .hadamard import hadamard_transform
 
@@ -99,9 +100,9 @@ def rotate_residual(config: ModelConfig, weights: Weights, rotation: Tensor) -> 
     check_weights(config, weights)
     if config.tie_embeddings:
         raise ValueError("tied embeddings can't be rotated: fold the gains first, which unties them")
-    for name, weight in weights.items():
-        if name.endswith("norm.weight") and not bool((weight == 1).all()):
-            raise ValueError(f"the gain {name} isn't 1, so it doesn't commute with a rotation; fold the gains first")
+    unfolded = [name for name in weights if name.endswith("norm.weight") and bool((weights[name] != 1).any())]
+    if unfolded:
+        raise ValueError(f"the gain {unfolded[0]} isn't 1, so it doesn't commute with a rotation; fold the gains first")
     check_rotation("rotation", rotation, config.hidden_size)
     # BEGIN SOLUTION
     q = rotation.double()
@@ -185,26 +186,6 @@ class OnlineHadamard(Decoder):
     def linear(self, inputs: Tensor, name: str) -> Tensor:
         """Apply a projection as `Decoder.linear` does, behind the transform where it is `down_proj`."""
         return super().linear(hadamard_transform(inputs) if name.endswith("down_proj") else inputs, name)
-
-
-def check_rotation(name: str, rotation: Tensor, size: int) -> None:
-    """Refuse a matrix that changes lengths; given.
-
-    Args:
-        name: of the argument, for the message.
-        rotation: should be orthogonal, within 10⁻⁵.
-        size: of its sides.
-
-    Raises:
-        ValueError: another shape, NaN or infinity, or columns that aren't orthogonal and of length 1.
-    """
-    check_finite(name, rotation)
-    if rotation.shape != (size, size):
-        raise ValueError(f"{name} must be [{size}, {size}], got {list(rotation.shape)}")
-    wide = rotation.double()
-    error = float((wide.T @ wide - torch.eye(size, dtype=torch.float64)).abs().max())
-    if error > 1e-5:
-        raise ValueError(f"{name} isn't orthogonal: QᵀQ differs from the identity by {error:.3g}")
 
 
 # BEGIN SOLUTION

@@ -11,7 +11,7 @@ from labkit.checkpoints import bundled_folder, bundled_gguf, find_model, load
 from solutions.quantization.calibration import Calibration, calibration_text
 from solutions.quantization.exporting import FORMATS, GGUF, Origin, export
 from solutions.quantization.methods import Settings
-from solutions.quantization.pipeline import check_settings, find_method, quantize_model
+from solutions.quantization.pipeline import check_settings, find_method, quantize_model, with_own_memory
 
 _WORK = ".blocks"
 
@@ -60,7 +60,8 @@ def run(job: Job, progress: Callable[[int, int], None]) -> str:
     if find_method(job.method).calibrated:
         text = calibration_text(job.calibration, loaded.tokenizer, job.sequences, job.length)
     work = job.out / _WORK
-    model = quantize_model(loaded.decoder, job.method, job.settings, text, work, progress)
+    decoder = with_own_memory(loaded.decoder)
+    model = quantize_model(decoder, job.method, job.settings, text, work, progress)
     origin = Origin(source, gguf, job.method, job.settings, None if text is None else text.name)
     export(model, format, job.out, origin, job.head_bits)
     shutil.rmtree(work)

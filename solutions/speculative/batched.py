@@ -15,7 +15,8 @@ from labkit.drafting import Draft, Drafter, Round, Speculation
 from labkit.sampling_params import SamplingParams
 
 from .drafts import draft_probs, widen
-from .loop import ACCEPT, DRAFT, GREEDY, OWN, Allowed, Distribution, Finished, _judgeable, _uniform, _until_the_end
+from .loop import GREEDY, Distribution
+from .rounds import ACCEPT, DRAFT, OWN, Allowed, Finished, judgeable_drafts, place_uniform, until_the_end
 from .verification import verify
 
 RunStep = Callable[[list[int], list[list[int]]], Sequence[Tensor]]
@@ -167,11 +168,11 @@ class _Text:
         """Ask the drafter, for no more than the text has room for."""
         request, place = self.request, len(self.generated)
         most = min(request.num_drafts, request.max_new_tokens - place - 1)
-        draws = [_uniform(request.params, place + i, DRAFT) for i in range(most)]
+        draws = [place_uniform(request.params, place + i, DRAFT) for i in range(most)]
         draft = request.drafter.propose(list(self.text), most, draws) if most else Draft(())
-        drafts, masks = _judgeable(draft, most, self.text, vocab_size, request.allowed)
+        drafts, masks = judgeable_drafts(draft, most, self.text, vocab_size, request.allowed)
         places = range(place, place + len(drafts) + 1)
-        uniforms = [[_uniform(request.params, at, use) for use in (ACCEPT, OWN)] for at in places]
+        uniforms = [[place_uniform(request.params, at, use) for use in (ACCEPT, OWN)] for at in places]
         self.num_drafted = len(drafts)
         return _Drafting(
             draft, drafts, masks, torch.tensor(uniforms, dtype=torch.float64), request.allowed is not None
@@ -180,7 +181,7 @@ class _Text:
     def extend(self, tokens: list[int], kept: int) -> None:
         """Take over what was verified, up to the token that ends the text."""
         request = self.request
-        emitted, self.ended = _until_the_end(
+        emitted, self.ended = until_the_end(
             tokens, self.generated, request.max_new_tokens, request.stop_tokens, request.finished
         )
         self.generated += emitted

@@ -1,4 +1,4 @@
-"""Task 3: the whole loop: draft, verify in one pass, roll back, go on."""
+"""Task 3c: the whole loop: draft, verify in one pass, roll back, go on."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from labkit.checks import check_count, check_tokens
 from labkit.distribution import token_distribution
 from labkit.drafting import Draft, Drafter, Round, Speculation
 from labkit.protocols import CachedModel
-from labkit.randomness import uniform
 from labkit.sampling_params import SamplingParams
 
-from .drafts import draft_probs, usable_drafts, widen
+from .drafts import draft_probs, widen
+from .rounds import ACCEPT, DRAFT, OWN, Allowed, Finished, judgeable_drafts, place_uniform, until_the_end
 from .verification import verify
 
 Distribution = Callable[[Tensor, SamplingParams], Tensor]
-Finished = Callable[[list[int]], bool]
-Allowed = Callable[[list[int]], Tensor]
 
 GREEDY = SamplingParams(temperature=0.0)
-DRAFT, ACCEPT, OWN = range(3)
-"""What a random number of a position is for: to draw its draft, to judge it, to draw the target's own token."""
 
 
 def speculate(
@@ -44,9 +40,8 @@ def speculate(
     judges the drafts with `verify`, and truncates the target to what was kept. At the end the target remembers the
     prompt and all generated tokens but the last, as after plain generation.
 
-    The random numbers of a token are those of its position: `uniform(seed, 3 * position + use)` where position
-    counts generated tokens and use is `DRAFT`, `ACCEPT` or `OWN`. Numbers that a dropped draft had used come up
-    again in the next round, and may: nothing that was emitted depended on them.
+    The random numbers of a token are those of its place, see `place_uniform`. Numbers that a dropped draft had used
+    come up again in the next round, and may: nothing that was emitted depended on them.
 
     Args:
         target: empty, or it remembers what comes before the prompt.
@@ -83,87 +78,43 @@ def speculate(
     # BEGIN SOLUTION
     start, pending = target.length, ids
     text, generated, rounds = list(ids), list[int](), list[Round]()
-    while True:
+    while len(generated) < max_new_tokens:
         place = len(generated)
         # The last token needs no draft: a pass gives one token more than it verifies. Nor does it need room.
         most = min(num_drafts, max_new_tokens - place - 1)
-        draws = [_uniform(params, place + i, DRAFT) for i in range(most)]
+        draws = [place_uniform(params, place + i, DRAFT) for i in range(most)]
         draft = drafter.propose(list(text), most, draws) if most else Draft(())
-        drafts, masks = _judgeable(draft, most, text, target.vocab_size, allowed)
+        drafts, masks = judgeable_drafts(draft, most, text, target.vocab_size, allowed)
         # A last draft that the target can't read is judged all the same: with p = 0, not by dropping it.
         readable = len(masks) - 1
         logits = target.append([*pending, *drafts[:readable]])[-readable - 1 :]
         if allowed is not None:
             logits = logits.masked_fill(~torch.stack(masks), -torch.inf)
         tokens, kept = _judge(distribution(logits, params), draft, drafts, params, place)
-        emitted, ended = _until_the_end(tokens, generated, max_new_tokens, stop_tokens, finished)
+        emitted, ended = until_the_end(tokens, generated, max_new_tokens, stop_tokens, finished)
         generated += emitted
         text += emitted
         rounds.append(Round(len(drafts), min(kept, len(emitted)), len(emitted)))
         target.truncate(start + len(text) - 1)
         if ended:
-            return Speculation(tuple(generated), tuple(rounds))
+            break
         pending = text[-1:]
+    return Speculation(tuple(generated), tuple(rounds))
     # END SOLUTION
 
 
 # BEGIN SOLUTION
-def _uniform(params: SamplingParams, place: int, use: int) -> float:
-    """The random number of a generated token's place for one use."""
-    return uniform(params.seed, 3 * place + use)
-
-
-def _judgeable(
-    draft: Draft, most: int, text: list[int], vocab_size: int, allowed: Allowed | None
-) -> tuple[list[int], list[Tensor]]:
-    """The drafts to judge, and for each place that the target can read its mask, the place after them included.
-
-    A draft that is outside the target's vocabulary, or that the mask forbids, is the last one. It stays in: dropping
-    it because of what it is would favour the other tokens.
-    """
-    drafts: list[int] = []
-    masks = [_mask(text, vocab_size, allowed)]
-    for token in draft.tokens[: usable_drafts(draft, most)]:
-        drafts.append(token)
-        if token >= vocab_size or not masks[-1][token]:
-            break
-        masks.append(_mask([*text, *drafts], vocab_size, allowed))
-    return drafts, masks
-
-
-def _mask(text: list[int], vocab_size: int, allowed: Allowed | None) -> Tensor:
-    """Which tokens may follow, bool `[vocab_size]`."""
-    return torch.ones(vocab_size, dtype=torch.bool) if allowed is None else allowed(list(text))
-
-
-def _judge(
-    p: Tensor, draft: Draft, drafts: list[int], params: SamplingParams, place: int
-) -> tuple[list[int], int]:
+def _judge(p: Tensor, draft: Draft, drafts: list[int], params: SamplingParams, place: int) -> tuple[list[int], int]:
     """The tokens that `verify` lets through, and how many of them are drafts."""
     q = draft_probs(draft, len(drafts), p.shape[1])
     p = widen(p, q.shape[1])
     # Behind a draft that the target couldn't read there is no row, and none is needed; any distribution will do.
     p = torch.cat([p, p[-1:]])[: len(drafts) + 1]
-    uniforms = [[_uniform(params, place + i, use) for use in (ACCEPT, OWN)] for i in range(len(drafts) + 1)]
+    uniforms = [[place_uniform(params, place + i, use) for use in (ACCEPT, OWN)] for i in range(len(drafts) + 1)]
     tokens, kept = verify(
         p[None], q[None], torch.tensor([drafts], dtype=torch.int64), torch.tensor([uniforms], dtype=torch.float64)
     )
     return tokens[0, : int(kept) + 1].tolist(), int(kept)
-
-
-def _until_the_end(
-    tokens: list[int],
-    generated: list[int],
-    max_new_tokens: int,
-    stop_tokens: Collection[int],
-    finished: Finished | None,
-) -> tuple[list[int], bool]:
-    """The tokens up to the one that ends the text, and whether one does."""
-    for count, token in enumerate(tokens, start=1):
-        so_far = [*generated, *tokens[:count]]
-        if token in stop_tokens or len(so_far) == max_new_tokens or (finished is not None and finished(so_far)):
-            return tokens[:count], True
-    return tokens, False
 
 
 # END SOLUTION

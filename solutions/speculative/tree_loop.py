@@ -19,6 +19,7 @@ from .tree_drafts import tree_width, usable_tree
 from .tree_model import TreeModel
 
 Distribution = Callable[[Tensor, SamplingParams], Tensor]
+Judge = Callable[[Tensor, DraftTree, Tensor], tuple[list[int], int]]
 
 GREEDY = SamplingParams(temperature=0.0)
 PLACE = 1 << 16
@@ -33,6 +34,7 @@ def speculate_tree(
     params: SamplingParams = GREEDY,
     stop_tokens: Collection[int] = (),
     distribution: Distribution = token_distribution,
+    judge: Judge = verify_tree,
 ) -> Speculation:
     """Generate as the target alone would, with a tree of drafts in each pass.
 
@@ -49,6 +51,8 @@ def speculate_tree(
         params: how the target's tokens are drawn; temperature 0 by default.
         stop_tokens: ids that end the text, wherever in a round they come up.
         distribution: called as `distribution(logits, params)`.
+        judge: called as `judge(p, tree, uniforms)`, see `verify_tree`; with another one than that the text need not
+            follow the target.
 
     Returns:
         The tokens and the rounds; `drafted` counts the drafts of the whole tree.
@@ -79,7 +83,7 @@ def speculate_tree(
         rows = range(len(tree.tokens) + 1)
         numbers = [[uniform(params.seed, base + 2 * row + use) for use in (0, 1)] for row in rows]
         p = widen(distribution(logits, params), tree_width(tree, target.vocab_size))
-        path, own = verify_tree(p, tree, torch.tensor(numbers, dtype=torch.float64))
+        path, own = judge(p, tree, torch.tensor(numbers, dtype=torch.float64))
         emitted = [*(tree.tokens[index] for index in path), own]
         ends = [i for i, token in enumerate(emitted, start=1) if token in stop_tokens]
         count = min([*ends, len(emitted)])

@@ -161,10 +161,14 @@ def test_inherited_members_count_as_there(halves: Manifest) -> None:
         "class Shelf(PagedScheduler): pass\nclass Bin(Box): pass\n"
     )
     source.write_text(text + "\n\n" + given, encoding="utf-8")
+    sibling = halves.solutions / "numbers.py"
+    lines = "\n\nfrom .boxes import Box\nclass Crate(Box): pass\n"
+    sibling.write_text(sibling.read_text(encoding="utf-8") + lines, encoding="utf-8")
     box = halves.interface.classes["Box"]
     classes = {
         "Box": box,
         "Bin": box,
+        "Crate": replace(box, module="numbers"),
         "Shelf": replace(box, methods=("remove",), properties=("no_such",)),
     }
     faults = list(manifest_faults(replace(halves, interface=Interface({"half": "numbers"}, classes))))

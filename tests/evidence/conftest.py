@@ -21,6 +21,7 @@ class Length:
         draws: for each of them.
         grading_runs: times that the sample submissions are graded.
         schedules: random schedules for each of the five owners of KV blocks.
+        scored_tokens: of text that readers of quantized checkpoints score.
     """
 
     prompts: int
@@ -29,11 +30,14 @@ class Length:
     draws: int
     grading_runs: int
     schedules: int
+    scored_tokens: int
 
 
 LENGTHS = {
-    "quick": Length(prompts=3, new_tokens=12, distributions=10, draws=4_000, grading_runs=1, schedules=200),
-    "full": Length(prompts=50, new_tokens=48, distributions=300, draws=40_000, grading_runs=3, schedules=10_000),
+    "quick": Length(prompts=3, new_tokens=12, distributions=10, draws=4_000, grading_runs=1, schedules=200,
+                    scored_tokens=300),
+    "full": Length(prompts=50, new_tokens=48, distributions=300, draws=40_000, grading_runs=3, schedules=10_000,
+                   scored_tokens=1_500),
 }
 
 

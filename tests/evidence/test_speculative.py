@@ -1,13 +1,14 @@
-"""Speculation changes no token of a greedy run, and no probability of a sampled one, for drafters of every kind."""
+"""Speculation changes no probability of a sampled text, for drafters of every kind, alone and in company."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,119 +18,48 @@ import torch
 from torch import Tensor
 
 from grader.judge.distributions import chi_square
-from grader.judge.oracle import MOST_TIES, GreedyJudge, Oracle, ReadAhead
 from grader.judge.reference import filtered, softmax64
-from labkit.checkpoints import Model, load
 from labkit.client import LabClient, local_lab
-from labkit.decoder import full_attention
-from labkit.drafting import Drafter, DraftTree, Round
-from labkit.early_exit import early_exit
+from labkit.config import ModelConfig
+from labkit.decoder import Decoder, full_attention
+from labkit.drafting import Drafter, DraftTree
+from labkit.features import FeatureSource
 from labkit.manifest import load_manifest
-from labkit.protocols import CachedModel
 from labkit.sampling_params import SamplingParams
-from labkit.specs import Markov
-from labkit.transformers_model import TransformersModel, build_transformers_model
-from labkit.workloads import WORKLOADS, prompts
+from labkit.specs import Markov, TinyLlama
 from solutions.speculative.acceptance import draw
-from solutions.speculative.loop import GREEDY, speculate
-from solutions.speculative.measuring import acceptance_estimate, tokens_per_round
+from solutions.speculative.adaptive import AdaptiveDrafter
+from solutions.speculative.batch_model import BatchModel
+from solutions.speculative.batched import SpeculativeRequest, speculate_batch
+from solutions.speculative.dynamic_tree import DynamicTreeDrafter
+from solutions.speculative.eagle import EagleHead
+from solutions.speculative.eagle3 import Eagle3Head
+from solutions.speculative.feature_drafter import FeatureDrafter
+from solutions.speculative.feature_model import FeatureModel
+from solutions.speculative.lookahead import LookaheadDrafter, LookaheadModel
+from solutions.speculative.loop import speculate
+from solutions.speculative.medusa import MedusaDrafter
 from solutions.speculative.model_drafter import ModelDrafter
+from solutions.speculative.mtp import MtpHead
 from solutions.speculative.ngram import NgramDrafter
+from solutions.speculative.training.objectives import objective
 from solutions.speculative.tree import verify_tree
+from solutions.speculative.tree_loop import speculate_tree
 from solutions.speculative.verification import verify
 from tests.evidence.conftest import Length
 
 FALSE_ALARM_PER_RUN = 1e-6
-# Untrained exits are kept often enough to matter only near the end; fewer would leave accepted drafts unproved.
-EARLY_LAYERS = 28
 VOCABULARY, PLACES = 5, 3
+TREES = ("Medusa", "EAGLE-2", "lookahead")
 MANIFEST = load_manifest("14")
 
 
-class Remembering:
-    """A model that keeps the logits it last gave after each token, so that they can be judged afterwards.
-
-    Args:
-        model: does the work.
-    """
-
-    def __init__(self, model: CachedModel) -> None:
-        self._model = model
-        self.capacity, self.vocab_size = model.capacity, model.vocab_size
-        self.rows: list[Tensor] = []
-
-    @property
-    def length(self) -> int:
-        return self._model.length
-
-    def append(self, tokens: Sequence[int]) -> Tensor:
-        logits = self._model.append(tokens)
-        # Rows behind the present length were those of drafts that have been dropped.
-        self.rows[self._model.length - len(tokens) :] = list(logits)
-        return logits
-
-    def truncate(self, length: int) -> None:
-        self._model.truncate(length)
+Chain = tuple[tuple[float, ...], ...]
 
 
-def judged_text(
-    judge: GreedyJudge, new_model: Callable[[], CachedModel], drafter: Drafter, num_drafts: int, count: int
-) -> tuple[list[int], list[Round]]:
-    """A greedy text of which every token was judged; after a near-tie it goes on from the oracle's token."""
-    rounds: list[Round] = []
-    while len(judge.tokens) < count:
-        model, context = Remembering(new_model()), judge.prompt + judge.tokens
-        done = speculate(model, drafter, context, count - len(judge.tokens), GREEDY, num_drafts)
-        if not judge.tokens:
-            judge.read_ahead(list(done.tokens))
-        rounds += done.rounds
-        for token, logits in zip(done.tokens, model.rows[len(context) - 1 :], strict=False):
-            preferred = int(logits.argmax())
-            assert token == preferred, f"token {len(judge.tokens)} is {token}, its logits prefer {preferred}"
-            if judge.choose(logits, len(judge.tokens)) != token:
-                break
-    return judge.tokens, rounds
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    """The bundled model in float32."""
-    return load("smollm2")
-
-
-def test_greedy_text_is_plain_decoding_s_token_for_token(model: Model, length: Length) -> None:
-    """Judged by the model in float64, which recomputes everything; ties follow the rule of the greedy judge."""
-    decoder = model.decoder
-    oracle = ReadAhead(Oracle(model.config, decoder.weights).logits)
-    plain = ReadAhead(lambda ids: decoder(torch.tensor([ids]), torch.arange(len(ids)), full_attention)[0])
-    short = early_exit(decoder, EARLY_LAYERS)
-    whole, first_layers = (build_transformers_model(d.config, d.weights, d.dtype) for d in (decoder, short))
-    each, new_tokens = math.ceil(length.prompts / len(WORKLOADS)), length.new_tokens // 3
-    ties = tokens = 0
-    worst = 0.0
-    for workload in WORKLOADS:
-        rounds: dict[str, list[Round]] = {"n-gram": [], f"first {EARLY_LAYERS} layers": []}
-        for prompt in prompts(workload, model.tokenizer, each):
-            capacity = len(prompt) + new_tokens
-            drafters = ((NgramDrafter(), 4), (ModelDrafter(TransformersModel(first_layers, capacity), GREEDY), 2))
-            for (drafter, num_drafts), kept in zip(drafters, rounds.values(), strict=True):
-                judge, target = GreedyJudge(oracle, prompt, plain), partial(TransformersModel, whole, capacity)
-                text, more = judged_text(judge, target, drafter, num_drafts, new_tokens)
-                assert len(text) == new_tokens
-                kept += more
-                ties, tokens, worst = ties + judge.ties, tokens + len(text), max(worst, judge.worst_error)
-        for name, those in rounds.items():
-            alpha = acceptance_estimate(those) if any(r.drafted for r in those) else 0.0
-            print(f"{workload}, {name}: acceptance {alpha:.2f}, {tokens_per_round(those):.2f} tokens a round")
-    print(f"{each * len(WORKLOADS)} prompts, {tokens} tokens equal, {ties} near-ties, largest logit error {worst:.1e}")
-    assert ties <= max(1, MOST_TIES * tokens), f"{ties} of {tokens} tokens were near-ties: too many to be chance"
-
-
-def random_chain(fresh: random.Random) -> tuple[tuple[float, ...], ...]:
+def random_chain(fresh: random.Random) -> Chain:
     """Probabilities of the token after each token."""
-    return tuple(
-        tuple(softmax64([fresh.gauss(0, 1.2) for _ in range(VOCABULARY)], 1.0)) for _ in range(VOCABULARY)
-    )
+    return tuple(tuple(softmax64([fresh.gauss(0, 1.2) for _ in range(VOCABULARY)], 1.0)) for _ in range(VOCABULARY))
 
 
 def random_params(fresh: random.Random) -> SamplingParams:
@@ -144,9 +74,7 @@ def exact_rows(chain: Sequence[Sequence[float]], params: SamplingParams) -> Tens
     """What is drawn after each token, `[vocab, vocab]`, by the definitions in Python floats."""
     logits = [[math.log(p) for p in row] for row in chain]
     rows = [softmax64(row, params.temperature) for row in logits]
-    return torch.tensor(
-        [filtered(row, params.top_k, params.top_p, params.min_p) for row in rows], dtype=torch.float64
-    )
+    return torch.tensor([filtered(row, params.top_k, params.top_p, params.min_p) for row in rows], dtype=torch.float64)
 
 
 def joint_law(rows: Tensor, last: int, places: int) -> Tensor:
@@ -163,8 +91,9 @@ def joint_index(texts: Tensor, vocab: int) -> Tensor:
     return (texts * powers).sum(1)
 
 
-@pytest.mark.parametrize("kind", ["n-gram", "model", "model with filters of its own"])
-def test_sampled_text_has_the_target_s_law(kind: str, length: Length, fresh: random.Random) -> None:
+@pytest.mark.parametrize("company", ["alone", "in one batch"])
+@pytest.mark.parametrize("kind", ["n-gram", "model", "model with filters of its own", "adaptive"])
+def test_sampled_text_has_the_target_s_law(kind: str, company: str, length: Length, fresh: random.Random) -> None:
     settings, texts = max(2, length.distributions // 75), length.draws // 20
     alpha = FALSE_ALARM_PER_RUN / settings
     least = 1.0
@@ -172,18 +101,154 @@ def test_sampled_text_has_the_target_s_law(kind: str, length: Length, fresh: ran
         target, small, params = random_chain(fresh), random_chain(fresh), random_params(fresh)
         own = SamplingParams() if kind == "model" else random_params(fresh)
         prompt = [fresh.randrange(VOCABULARY) for _ in range(10)]
-        seeds = [fresh.getrandbits(48) for _ in range(texts)]
-        rows = exact_rows(target, params)
-        drawn = []
-        for seed in seeds:
-            drafter = NgramDrafter() if kind == "n-gram" else ModelDrafter(Markov(small, 40).build(), own)
-            chosen = SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p, seed)
-            drawn.append(speculate(Markov(target, 40).build(), drafter, prompt, PLACES, chosen, num_drafts=2).tokens)
-        law = joint_law(rows, prompt[-1], PLACES)
+        wishes = [
+            Wish(_chain_drafter(kind, small, own), replace(params, seed=fresh.getrandbits(48))) for _ in range(texts)
+        ]
+        drawn = _texts_of_chain(target, prompt, wishes, company == "alone")
+        law = joint_law(exact_rows(target, params), prompt[-1], PLACES)
         result = chi_square(joint_index(torch.tensor(drawn), VOCABULARY), law / law.sum())
-        assert result.p_value >= alpha, f"{kind}, {params}, drafts by {own}: {result}, alpha {alpha:.1e}"
+        assert result.p_value >= alpha, f"{kind}, {company}, {params}, drafts by {own}: {result}, alpha {alpha:.1e}"
         least = min(least, result.p_value)
-    print(f"{kind}: {settings} settings, {texts} texts each, least p-value {least:.1e}, alpha {alpha:.1e}")
+    print(f"{kind}, {company}: {settings} settings, {texts} texts each, least p-value {least:.1e}, alpha {alpha:.1e}")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A text that somebody wants: who drafts, and how it is drawn."""
+
+    drafter: Drafter
+    params: SamplingParams
+
+
+def _chain_drafter(kind: str, small: Chain, own: SamplingParams) -> Drafter:
+    """A drafter for a Markov chain, of its own for each text."""
+    if kind == "n-gram":
+        return NgramDrafter()
+    drafter = ModelDrafter(Markov(small, 40).build(), own)
+    if kind == "adaptive":
+        return AdaptiveDrafter(drafter, lambda: (1.0, 1.1, 1.5), 0.05, decay=0.5, probe_every=2)
+    return drafter
+
+
+def _texts_of_chain(target: Chain, prompt: list[int], wishes: list[Wish], alone: bool) -> list[tuple[int, ...]]:
+    """Three tokens for each wish, by one loop each or by one batch for all."""
+    if alone:
+        return [
+            speculate(Markov(target, 40).build(), wish.drafter, prompt, PLACES, wish.params, num_drafts=2).tokens
+            for wish in wishes
+        ]
+    models = [Markov(target, 40).build() for _ in wishes]
+    requests = [
+        SpeculativeRequest(tuple(prompt), PLACES, wish.drafter, wish.params, num_drafts=2, arrival=place // 50)
+        for place, wish in enumerate(wishes)
+    ]
+    results = speculate_batch(
+        requests,
+        lambda ids, tokens: [models[index].append(new) for index, new in zip(ids, tokens, strict=True)],
+        lambda index, length: models[index].truncate(length),
+        VOCABULARY,
+        64,
+    )
+    return [result.tokens for result in results]
+
+
+def toy_law(decoder: Decoder, prompt: list[int], params: SamplingParams) -> Tensor:
+    """Probabilities of the next tokens of a decoder together, `[vocab ** places]`, by its whole passes."""
+    law = torch.ones(1, dtype=torch.float64)
+    for place in range(PLACES):
+        texts = [[*prompt, *rest] for rest in itertools.product(range(VOCABULARY), repeat=place)]
+        logits = decoder(torch.tensor(texts), torch.arange(len(texts[0])), full_attention)[:, -1]
+        rows = [
+            filtered(softmax64(row, params.temperature), params.top_k, params.top_p, params.min_p)
+            for row in logits.double().tolist()
+        ]
+        law = (law[:, None] * torch.tensor(rows, dtype=torch.float64)).flatten()
+    return law
+
+
+class Toy:
+    """A decoder of five tokens, and heads for it that nobody trained: right or wrong, they must not show.
+
+    Args:
+        seed: of all weights.
+    """
+
+    layers = (1, 2, 3)
+    last = (3,)
+
+    def __init__(self, seed: int) -> None:
+        config = ModelConfig.tiny(vocab_size=VOCABULARY, num_layers=3)
+        self.decoder = TinyLlama(config, seed, torch.float64).build()
+        self._seed = seed
+
+    def pair(self, kind: str, params: SamplingParams, source: FeatureSource | None = None) -> tuple[Any, Any]:
+        """A target and a drafter that reads it, or one that reads another source."""
+        if kind == "lookahead":
+            lookahead = LookaheadDrafter(2, 2, 2)
+            return LookaheadModel(self.decoder, 60, lookahead), lookahead
+        target = FeatureModel(self.decoder, 60, self.layers if kind == "EAGLE-3" else self.last)
+        source = source or target
+        if kind == "Medusa":
+            return target, MedusaDrafter(source, self._weights("medusa"), [(0,), (1,), (0, 0)], VOCABULARY)
+        if kind == "EAGLE-2":
+            return target, DynamicTreeDrafter(source, self._head(EagleHead, "eagle"), 2, 2, 4)
+        heads = {"EAGLE": (EagleHead, "eagle"), "EAGLE-3": (Eagle3Head, "eagle3"), "MTP": (MtpHead, "mtp")}
+        return target, FeatureDrafter(source, self._head(*heads[kind]), params)
+
+    def _head(self, head: Any, name: str) -> Any:
+        return head(self.decoder.config, self._weights(name))
+
+    def _weights(self, name: str) -> dict[str, Tensor]:
+        """Where training would start, moved at random, since Medusa's heads start as nothing."""
+        chance = torch.Generator().manual_seed(self._seed)
+        start = objective(name, self.decoder, 40, 2, self._seed).start
+        moved = {key: w + 0.3 * torch.randn(w.shape, generator=chance, dtype=w.dtype) for key, w in start.items()}
+        embeddings = self.decoder.weights["model.embed_tokens.weight"]
+        whole = {**moved, "embed_tokens.weight": embeddings, "lm_head.weight": embeddings}
+        return {key: weight.double() for key, weight in whole.items()}
+
+
+@pytest.mark.parametrize(("kind", "company"), [
+    *((kind, company) for kind in ("EAGLE", "EAGLE-3", "MTP") for company in ("alone", "in one batch")),
+    # Trees are verified one text at a time; only runs of drafts share a batch.
+    *((kind, "alone") for kind in TREES),
+])  # fmt: skip
+def test_sampled_text_of_a_decoder_has_its_law(kind: str, company: str, length: Length, fresh: random.Random) -> None:
+    """Drafters that read the target's features, or its mind."""
+    settings, texts = 2, length.draws // 60
+    alpha = FALSE_ALARM_PER_RUN / settings
+    least, accepted = 1.0, 0
+    for _ in range(settings):
+        toy, params, own = Toy(fresh.getrandbits(30)), random_params(fresh), random_params(fresh)
+        prompt = [fresh.randrange(VOCABULARY) for _ in range(6)]
+        chosen = [replace(params, seed=fresh.getrandbits(48)) for _ in range(texts)]
+        if company == "alone":
+            results = []
+            for one in chosen:
+                target, drafter = toy.pair(kind, own)
+                results.append(
+                    speculate_tree(target, drafter, prompt, PLACES, one)
+                    if kind in TREES
+                    else speculate(target, drafter, prompt, PLACES, one, num_drafts=2)
+                )
+        else:
+            layers = toy.layers if kind == "EAGLE-3" else toy.last
+            model = BatchModel(toy.decoder, texts, 20, layers)
+            requests = [
+                SpeculativeRequest(
+                    tuple(prompt), PLACES, toy.pair(kind, own, model.source(place))[1], one, 2, arrival=place // 50
+                )
+                for place, one in enumerate(chosen)
+            ]
+            results = speculate_batch(requests, model.run, model.truncate, VOCABULARY, 64)
+        law = toy_law(toy.decoder, prompt, params)
+        drawn = torch.tensor([result.tokens for result in results])
+        result = chi_square(joint_index(drawn, VOCABULARY), law / law.sum())
+        assert result.p_value >= alpha, f"{kind}, {company}, {params}, drafts by {own}: {result}, alpha {alpha:.1e}"
+        least = min(least, result.p_value)
+        accepted += sum(round_.accepted for result in results for round_ in result.rounds)
+    assert accepted, "no draft was ever kept, so nothing has been shown"
+    print(f"{kind}, {company}: {settings} settings, {texts} texts each, least p-value {least:.1e}, alpha {alpha:.1e}")
 
 
 def test_sampled_trees_have_the_target_s_law(length: Length, fresh: random.Random) -> None:

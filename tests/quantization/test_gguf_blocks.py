@@ -56,8 +56,10 @@ def test_zeros_come_back_as_zeros(kind: str) -> None:
     check_equal(kind, decode_blocks(encode_blocks(torch.zeros(3, 64), kind), kind), torch.zeros(3, 64))
 
 
-@pytest.mark.parametrize(("bits", "symmetric", "kind"), [(4, True, "Q4_0"), (5, True, "Q5_0"), (8, True, "Q8_0"),
-                                                         (4, False, "Q4_1"), (5, False, "Q5_1")])
+@pytest.mark.parametrize(
+    ("bits", "symmetric", "kind"),
+    [(4, True, "Q4_0"), (5, True, "Q5_0"), (8, True, "Q8_0"), (4, False, "Q4_1"), (5, False, "Q5_1")],
+)
 def test_codes_of_another_method_are_kept_as_they_are(bits: int, symmetric: bool, kind: str) -> None:
     q = quantize(matrix(3), bits, symmetric=symmetric, group_size=32)
     halves = QuantizedTensor(q.codes, q.scale.half().float(), q.zero_point, bits, 32)
@@ -74,8 +76,11 @@ def test_codes_of_another_method_are_kept_as_they_are(bits: int, symmetric: bool
 
 def test_codes_that_no_block_type_holds_are_refused() -> None:
     encode_codes(quantize(matrix(), 4, group_size=32))
-    for bad in (quantize(matrix(), 3, group_size=32), quantize(matrix(), 4, group_size=48),
-                quantize(matrix(), 8, symmetric=False, group_size=32)):
+    for bad in (
+        quantize(matrix(), 3, group_size=32),
+        quantize(matrix(), 4, group_size=48),
+        quantize(matrix(), 8, symmetric=False, group_size=32),
+    ):
         with pytest.raises(ValueError, match="blocks of 32 columns"):
             encode_codes(bad)
 

@@ -51,6 +51,7 @@ def read_gptq(tensors: dict[str, torch.Tensor], name: str, bits: int, add_one: b
 
 def read_awq(tensors: dict[str, torch.Tensor], name: str, group_size: int) -> torch.Tensor:
     """Of eight outputs, those of even number lie in the low half of a word, those of odd number in the high half."""
+
     def unpack(words: np.ndarray) -> np.ndarray:
         nibbles = stream(words, 4).reshape(*words.shape, 8)
         outputs = np.empty_like(nibbles)
@@ -117,8 +118,16 @@ def check_same_model(found: QuantizedModel, expected: QuantizedModel) -> None:
         assert found.linears[name].activations == linear.activations
 
 
-@pytest.mark.parametrize(("method", "format"), [("nf4", "compressed-tensors"), ("smoothquant", "gptq"),
-                                                ("fp8", "awq"), ("smoothquant", "gguf"), ("rtn", "tarball")])
+@pytest.mark.parametrize(
+    ("method", "format"),
+    [
+        ("nf4", "compressed-tensors"),
+        ("smoothquant", "gptq"),
+        ("fp8", "awq"),
+        ("smoothquant", "gguf"),
+        ("rtn", "tarball"),
+    ],
+)
 def test_a_format_that_cannot_hold_a_method_refuses_and_writes_nothing(
     tmp_path: Path, method: str, format: str
 ) -> None:

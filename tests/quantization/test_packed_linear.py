@@ -70,8 +70,12 @@ def test_integers_are_added_up_exactly_as_in_the_reference() -> None:
 
 def test_what_no_packed_product_knows_is_left_to_the_decoder() -> None:
     assert pack_linear(QuantizedLinear(quantize(WEIGHT, 4, group_size=64))) is not None
-    for other in (quantize(WEIGHT, 8, group_size=64), quantize(WEIGHT, 4, group_size=16),
-                  quantize(WEIGHT[:7], 4, group_size=64), quantize(WEIGHT, 5, group_size=64)):
+    for other in (
+        quantize(WEIGHT, 8, group_size=64),
+        quantize(WEIGHT, 4, group_size=16),
+        quantize(WEIGHT[:7], 4, group_size=64),
+        quantize(WEIGHT, 5, group_size=64),
+    ):
         assert pack_linear(QuantizedLinear(other)) is None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import pytest
@@ -144,21 +143,11 @@ def test_the_transform_never_writes_the_matrix_down(lab: Any) -> None:
     row = drawn(3, 96)
     check_close("order 96", lab.hadamard_transform(row), row @ lab.hadamard_matrix(96) / math.sqrt(96), scale=4.0,
                 dtype=DOUBLE)  # fmt: skip
-    shares = []
-    for order in (36 * 128, 20 * 256, 12 * 384):
-        row = drawn(order, 1, order, dtype=torch.float32)
-        start = time.perf_counter()
-        got = lab.hadamard_transform(row)
-        took = time.perf_counter() - start
-        check_close("the length of the row", got.norm(), row.double().norm(), scale=4 * math.sqrt(order),
-                    dtype=torch.float32)  # fmt: skip
-        start = time.perf_counter()
-        torch.ones(order, order).neg_()
-        shares.append(took / (time.perf_counter() - start))
-    assert min(shares) < 0.7, (
-        f"rows of about 5,000 took {min(shares):.1f} times as long as filling a matrix of that order; add and subtract "
-        "halves instead, log2(n) times"
-    )
+    order = 12 * 2**15  # as a matrix 600 GB, which no machine of a student has
+    row = drawn(order, 1, order, dtype=torch.float32)
+    check_close("the length of the row", lab.hadamard_transform(row).norm(), row.double().norm(),
+                scale=4 * math.sqrt(order), dtype=torch.float32,
+                advice="Add and subtract halves, log2(n) times; the matrix is never needed.")  # fmt: skip
 
 
 def test_random_signs_spread_whatever_comes(lab: Any) -> None:

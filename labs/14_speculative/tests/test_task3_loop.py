@@ -133,6 +133,7 @@ def test_greedy_text_is_the_target_s_own(lab: Any) -> None:
 def test_the_drafter_gets_the_whole_text_and_its_own_random_numbers(lab: Any) -> None:
     drafter = Drafts(1)
     result = run(lab, target(), drafter.spec(), 8, num_drafts=3, params=SamplingParams(temperature=0, seed=77))
+    assert drafter.calls, "the drafter was never asked"
     place = 0
     for (text, most, draws), round_ in zip(drafter.calls, result.rounds, strict=False):
         assert text == [*PROMPT, *result.tokens[:place]], f"the drafter was given {text} at place {place}"
@@ -286,6 +287,59 @@ def test_what_a_drafter_may_hand_over(lab: Any) -> None:
     check_close("rows of five on a target of seven", got, right, scale=1.0, dtype=torch.float64, advice=advice)
     got = lab.draft_probs(Draft((1, 2, 3), EVEN), 3, 4)
     check_close("rows of five on a target of four", got, EVEN.double(), scale=1.0, dtype=torch.float64, advice=advice)
+
+
+def test_what_of_a_run_is_judged(lab: Any) -> None:
+    numbers = [[lab.place_uniform(SamplingParams(seed=9), place, use) for use in range(3)] for place in (0, 4, 5)]
+    right = [[uniform(9, 3 * place + use) for use in range(3)] for place in (0, 4, 5)]
+    assert numbers == right, f"places 0, 4 and 5 use {right}, got {numbers}"
+
+    def allowed(text: list[int]) -> Tensor:
+        # Behind token t only t + 1 and t + 2 may follow.
+        return torch.tensor([token - text[-1] in (1, 2) for token in range(6)])
+
+    bad = torch.stack([torch.full((6,), 1 / 6), torch.full((6,), torch.nan), torch.full((6,), 1 / 6)])
+    for what, draft, most, mask, drafts in (
+        ("all", Draft((1, 2, 3)), 4, None, [1, 2, 3]), ("too many", Draft((1, 2, 3)), 2, None, [1, 2]),
+        ("none", Draft(()), 4, allowed, []), ("a bad row", Draft((1, 2, 3), bad), 4, None, [1]),
+        ("an id outside", Draft((1, 6, 3)), 4, None, [1, 6]), ("all allowed", Draft((1, 3, 4)), 4, allowed, [1, 3, 4]),
+        ("one forbidden", Draft((1, 4, 5)), 4, allowed, [1, 4]), ("the first one", Draft((4, 5)), 4, allowed, [4]),
+    ):  # fmt: skip
+        got, masks = lab.judgeable_drafts(draft, most, [5, 0], 6, mask)
+        assert list(got) == drafts, (
+            f"{what}: {draft.tokens} behind a text, at most {most}: {drafts} are judged, got {got}"
+        )
+        readable = [token for i, token in enumerate(drafts) if token < 6 and (
+            mask is None or bool(mask([5, 0, *drafts[:i]])[token])
+        )]  # fmt: skip
+        texts = [[5, 0, *readable[:i]] for i in range(len(readable) + 1)]
+        right = [torch.ones(6, dtype=torch.bool) if mask is None else mask(text) for text in texts]
+        assert len(masks) == len(right), f"{what}: masks behind the text and {readable}, got {len(masks)}"
+        for one, wanted in zip(masks, right, strict=True):
+            check_equal(f"{what}: a mask", one, wanted, "The mask of a place follows from the drafts before it.")
+
+
+def test_a_round_ends_with_the_text(lab: Any) -> None:
+    for tokens, generated, most, stop, right in (
+        ([5, 6, 7], [1], 9, (), ([5, 6, 7], False)), ([5, 6, 7], [1], 3, (), ([5, 6], True)),
+        ([5, 6, 7], [1], 4, (), ([5, 6, 7], True)), ([5, 6, 7], [], 9, (6,), ([5, 6], True)),
+        ([5, 6, 7], [6], 9, (7, 5), ([5], True)), ([5, 6, 7], [6], 9, (6, 7), ([5, 6], True)),
+        ([4], [], 1, (), ([4], True)),
+    ):  # fmt: skip
+        tokens_left, ended = lab.until_the_end(tokens, generated, most, stop)
+        assert (list(tokens_left), ended) == right, (
+            f"{tokens} behind {generated}, at most {most}, stop at {stop}: {right}, got {tokens_left, ended}"
+        )
+    asked: list[list[int]] = []
+
+    def finished(text: list[int]) -> bool:
+        asked.append(list(text))
+        return len(text) == 3
+
+    got, ended = lab.until_the_end([5, 6, 7], [1], 9, (), finished)
+    assert (list(got), ended) == ([5, 6], True) and asked == [[1, 5], [1, 5, 6]], (
+        f"the condition is asked with all that was generated, after each token, until it says yes: {asked}, got {got}"
+    )
 
 
 def test_a_bad_drafter_costs_speed_only(lab: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .rotation import check_rotation
+from labkit.rotation_checks import check_rotation
 
 
 class _FakeQuantize(torch.autograd.Function):
