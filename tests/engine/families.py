@@ -23,13 +23,13 @@ _SIZES: dict[str, Any] = {
 }
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 _LATENT = {
-    "num_key_value_heads": 6, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 7,
+    "num_key_value_heads": 6, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 7,
     "moe_intermediate_size": 20, "first_k_dense_replace": 1, "num_experts_per_tok": 3, "n_routed_experts": 8,
     "routed_scaling_factor": 1.7,
 }  # fmt: skip
 _YARN = {
-    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 4.0, "beta_slow": 1.0,
-    "mscale": 0.7, "mscale_all_dim": 1.2, "rope_theta": 1000.0,
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 4.0, "beta_slow": 0.25,
+    "mscale": 0.7, "mscale_all_dim": 1.2, "rope_theta": 50.0,
 }  # fmt: skip
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

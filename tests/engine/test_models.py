@@ -228,7 +228,7 @@ def test_a_decode_step_makes_no_keys_from_latents(
     assert expanded == [37] * NUM_LAYERS, "a few queries are cheaper on the latents"
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("qwen3", 2 * 2 * 8), ("mixtral", 2 * 2 * 6), ("deepseek v3", 12 + 4)])
+@pytest.mark.parametrize(("name", "numbers"), [("qwen3", 2 * 2 * 8), ("mixtral", 2 * 2 * 6), ("deepseek v3", 12 + 8)])
 def test_a_token_costs_what_its_model_keeps(get_family: GetFamily, name: str, numbers: int) -> None:
     pool = KVPool(get_family(name).model.kv_shape, 5, BLOCK_SIZE)
     assert pool.num_bytes == 5 * BLOCK_SIZE * NUM_LAYERS * numbers * 4
@@ -291,6 +291,22 @@ def test_folders_as_others_write_them(get_family: GetFamily, tmp_path: Path) -> 
     family.oracle.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
     check_equal("logits", logits_of(load_decoder(tmp_path / "shards")), logits_of(family.model))
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("qwen2, windows from the third layer on", {}),
+        ("qwen2", {"sliding_window": WINDOW, "max_window_layers": 0, "use_sliding_window": False}),
+        ("qwen3", {"sliding_window": WINDOW, "max_window_layers": 0, "use_sliding_window": None}),
+    ],
+)
+def test_windows_of_folders_that_do_not_name_the_kind_of_each_layer(
+    get_family: GetFamily, tmp_path: Path, name: str, entries: dict[str, Any]
+) -> None:
+    family = get_family(name)
+    folder = copy_of(family, tmp_path, {"layer_types": None, **entries}, {})
+    check_equal("logits", logits_of(load_decoder(folder)), logits_of(family.model))
 
 
 def test_half_precision_is_near(get_family: GetFamily) -> None:

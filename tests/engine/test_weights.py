@@ -133,6 +133,12 @@ def test_the_number_of_tokens_decides_which_way(most_tokens: int, dense_copies: 
         check_close("outputs", outputs.to(dtype), reference, scale=float(exact(tokens).abs().max()), dtype=dtype)
 
 
+@pytest.mark.parametrize(("cpu", "most"), [("AVX2", 16), ("AVX512", 64), ("DEFAULT", 16)])
+def test_the_cpu_decides_where_nobody_does(monkeypatch: pytest.MonkeyPatch, cpu: str, most: int) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
+    assert (Packing().num_packed, Packing(most_tokens=3).num_packed, EXACT.num_packed) == (most, 3, 0)
+
+
 def test_codes_of_q4_k_stand_for_the_same_numbers() -> None:
     matrix = weight(16, 6, columns=512)
     matrix[3] = 0

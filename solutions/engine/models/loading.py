@@ -33,6 +33,10 @@ Entries = Mapping[str, Any]
 
 Build = Callable[[Weights, torch.dtype], Decoder]
 
+_MISTRAL_DEFAULTS = {"sliding_window": 4096}
+_QWEN_DEFAULTS = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}
+"""What transformers takes for granted where a `config.json` is silent."""
+
 _COUNTS = ("num_hidden_layers", "num_local_experts", "n_routed_experts")
 _MOST = 1024
 """A damaged file may claim billions of layers, and naming all their weights would fill the memory."""
@@ -119,17 +123,17 @@ def _llama(entries: Entries) -> tuple[ModelConfig, Build]:
 
 def _mistral(entries: Entries) -> tuple[ModelConfig, Build]:
     core = _core(entries)
-    return core, partial(Llama, core, windows=read_windows(entries, core.num_layers))
+    return core, partial(Llama, core, windows=read_windows({**_MISTRAL_DEFAULTS, **entries}, core.num_layers))
 
 
 def _qwen2(entries: Entries) -> tuple[ModelConfig, Build]:
     core = _core(entries, model_type="qwen2")
-    return core, partial(Llama, core, windows=read_windows(entries, core.num_layers))
+    return core, partial(Llama, core, windows=read_windows({**_QWEN_DEFAULTS, **entries}, core.num_layers))
 
 
 def _qwen3(entries: Entries) -> tuple[ModelConfig, Build]:
     core = _core(entries)
-    return core, partial(Qwen3, core, windows=read_windows(entries, core.num_layers))
+    return core, partial(Qwen3, core, windows=read_windows({**_QWEN_DEFAULTS, **entries}, core.num_layers))
 
 
 def _mixtral(entries: Entries) -> tuple[ModelConfig, Build]:

@@ -41,12 +41,12 @@ class PackedProjection:
 
     def __init__(self, packed: PackedLinear, packing: Packing) -> None:
         self._packed = packed
-        self._most_tokens = packing.most_tokens
-        self._dense = packed.dequantized() if packing.dense_copies or not packing.most_tokens else None
+        self._num_packed = packing.num_packed
+        self._dense = packed.dequantized() if packing.dense_copies or not self._num_packed else None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`[tokens, in] -> [tokens, out]` float32."""
-        if 0 < len(inputs) <= self._most_tokens:
+        if 0 < len(inputs) <= self._num_packed:
             return self._packed(inputs)
         return F.linear(inputs, self._packed.dequantized() if self._dense is None else self._dense)
 
