@@ -434,13 +434,10 @@ def test_the_bundled_model_agrees_with_transformers_own_reading_of_its_gguf(smol
         assert float((ours.double().logsumexp(-1) - sums).abs().max()) <= bound
 
 
-def test_the_bundled_model_has_the_published_sizes_and_loads_in_three_seconds(smollm2: Path) -> None:
-    start = time.perf_counter()
+def test_the_bundled_model_has_the_published_sizes(smollm2: Path) -> None:
     model = load("smollm2")
-    seconds = time.perf_counter() - start
     assert model.config == ModelConfig(
         architecture="llama", vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
         num_kv_heads=3, head_dim=64, max_context=8192, rope_theta=100_000.0, norm_eps=1e-5, tie_embeddings=True)
     assert sum(weight.numel() for weight in model.decoder.weights.values()) == 134_515_008
     assert load_tokenizer("smollm2").vocab_size == 49_152
-    assert seconds <= 3, f"loading took {seconds:.1f} s"
