@@ -3,7 +3,9 @@
 Rounds alternate between all sides, so that they meet the same state of the machine; a speed-up is the ratio to plain
 decoding of the same prompts in the same round and the same batch. The formula gets what was measured here: acceptance,
 the cost c of a draft and the cost v(k) of a pass over k + 1 tokens of each text, both in plain steps of that batch.
-Run: ``python -m benchmarks.speculative``; ``--help`` lists the sizes.
+Run: ``python -m benchmarks.speculative``; ``--help`` lists the sizes. The trained heads are the bundled model's; any
+other target takes a draft model of its family:
+``--model Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct``.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ from typing import Any
 import torch
 import transformers
 
-from labkit.checkpoints import Model, load
+from labkit.checkpoints import CheckpointError, Model, load
 from labkit.drafting import Draft, Drafter, Round
 from labkit.machine import facts
 from labkit.trained_heads import load_head
-from labkit.transformers_model import build_transformers_model
+from labkit.transformers_model import TransformersModel, build_transformers_model
 from labkit.workloads import WORKLOADS, prompts
 from solutions.speculative.batch_model import BatchModel
 from solutions.speculative.batched import SpeculativeRequest, speculate_batch
+from solutions.speculative.loop import GREEDY
 from solutions.speculative.measuring import acceptance_estimate, predicted_tokens_per_round, tokens_per_round
+from solutions.speculative.model_drafter import ModelDrafter
+from solutions.speculative.ngram import NgramDrafter
 from solutions.speculative.trained_drafters import RUNS, TREES, TrainedDrafters, generate
 
 KINDS = tuple(kind for kind in RUNS if kind != "adaptive")
@@ -84,25 +89,55 @@ class Clocked:
         return draft
 
 
+class FamilyDrafters:
+    """What drafts for a target without trained heads: n-grams, and a smaller model of its family.
+
+    Args:
+        small: that model, in transformers' implementation.
+    """
+
+    def __init__(self, small: Any) -> None:
+        self._small = small
+
+    def layers(self, kind: str) -> tuple[int, ...]:
+        """The hidden states of the target that a drafter reads: none."""
+        return ()
+
+    def run_drafter(self, kind: str, source: Any, capacity: int) -> Drafter:
+        """A drafter for one text."""
+        return NgramDrafter() if kind == "n-gram" else ModelDrafter(TransformersModel(self._small, capacity), GREEDY)
+
+
 class Bench:
     """The models, and ways to time texts.
 
     Args:
         model: the target.
         new_tokens: of each text.
+        draft: a smaller model of its family; None takes the trained heads.
     """
 
-    def __init__(self, model: Model, new_tokens: int) -> None:
+    def __init__(self, model: Model, new_tokens: int, draft: Model | None = None) -> None:
         decoder = model.decoder
         self.decoder, self.tokenizer, self.new_tokens = decoder, model.tokenizer, new_tokens
-        self.drafters = TrainedDrafters(decoder)
-        head = load_head("draft", decoder)
-        small = {name: weight for name, weight in head.weights.items() if name.startswith("model.")}
-        small["model.embed_tokens.weight"] = decoder.weights["model.embed_tokens.weight"]
         self.target = build_transformers_model(decoder.config, decoder.weights, decoder.dtype)
-        self.small = build_transformers_model(head.config, small, decoder.dtype)
+        self.drafters: TrainedDrafters | FamilyDrafters
+        if draft is None:
+            head = load_head("draft", decoder)
+            small = {name: weight for name, weight in head.weights.items() if name.startswith("model.")}
+            small["model.embed_tokens.weight"] = decoder.weights["model.embed_tokens.weight"]
+            self.small = build_transformers_model(head.config, small, decoder.dtype)
+            self.drafters = TrainedDrafters(decoder)
+        else:
+            self.small = build_transformers_model(draft.config, draft.decoder.weights, decoder.dtype)
+            self.drafters = FamilyDrafters(self.small)
         for peer in (self.target, self.small):
             peer.generation_config = transformers.GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Drafters of runs that are there."""
+        return KINDS if isinstance(self.drafters, TrainedDrafters) else ("n-gram", "draft model")
 
     def batch(self, those: list[list[int]], kind: str, k: int) -> Timed:
         """Texts together by drafts of runs; k = 0 is plain decoding."""
@@ -134,17 +169,21 @@ class Bench:
 
     def tree(self, prompt: list[int], kind: str) -> tuple[float, tuple[int, ...], list[Round]]:
         """Seconds per token, prompt included, of one text by trees; its tokens and rounds."""
-        target, drafter = self.drafters.pair(kind, len(prompt) + self.new_tokens + ROOM)
+        target, drafter = self._pair(kind, prompt)
         start = time.perf_counter()
         done = generate(kind, target, drafter, prompt, self.new_tokens)
         return (time.perf_counter() - start) / self.new_tokens, done.tokens, list(done.rounds)
 
     def plain_tree(self, prompt: list[int]) -> float:
         """The same without drafts."""
-        target, drafter = self.drafters.pair("n-gram", len(prompt) + self.new_tokens + ROOM)
+        target, drafter = self._pair("n-gram", prompt)
         start = time.perf_counter()
         generate("n-gram", target, drafter, prompt, self.new_tokens, num_drafts=0)
         return (time.perf_counter() - start) / self.new_tokens
+
+    def _pair(self, kind: str, prompt: list[int]) -> tuple[Any, Any]:
+        assert isinstance(self.drafters, TrainedDrafters), "trees grow from trained heads"
+        return self.drafters.pair(kind, len(prompt) + self.new_tokens + ROOM)
 
     def theirs(self, prompt: list[int], **how: Any) -> tuple[float, tuple[int, ...]]:
         """Seconds, prompt included, and tokens of transformers' generate."""
@@ -277,12 +316,20 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32, help="tokens of each text (default 32)")
     parser.add_argument("--drafts", type=int, nargs="+", default=[1, 2, 4], help="values of k (default 1 2 4)")
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 8], help="batch sizes beside 1 (default 4 8)")
+    parser.add_argument("--model", default="smollm2", help="the target: a folder, a .gguf file or a hub id")
+    parser.add_argument("--draft", help="a smaller model of its family, in place of the trained heads")
     parser.add_argument("--repeats", type=int, default=5, help="passes timed for v(k) (default 5)")
     arguments = parser.parse_args()
 
     transformers.logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=FutureWarning)
-    bench = Bench(load("smollm2"), arguments.new_tokens)
+    if arguments.model != "smollm2" and arguments.draft is None:
+        parser.error("the trained heads are the bundled model's; give --draft, a smaller model of this one's family")
+    try:
+        draft = None if arguments.draft is None else load(arguments.draft)
+        bench = Bench(load(arguments.model), arguments.new_tokens, draft)
+    except (CheckpointError, ValueError) as error:
+        parser.error(str(error))
     given = {name: prompts(name, bench.tokenizer, arguments.texts, CHARACTERS) for name in WORKLOADS}
     machine = facts()
     print(f"{machine.cpu}, {machine.logical_cores} cores, {torch.get_num_threads()} threads, Python {machine.python}")
@@ -303,11 +350,13 @@ def main() -> None:
             "  drafter      batch   k  acceptance  tokens a round  predicted      c  speed-up (range)         predicted"
         )
         alone = those[: arguments.alone]
-        all_same = report(1, measure(bench, alone, 1, KINDS, arguments.drafts), costs[1]) and all_same
+        all_same = report(1, measure(bench, alone, 1, bench.kinds, arguments.drafts), costs[1]) and all_same
         for size in arguments.batches:
-            company = measure(bench, those, size, IN_COMPANY, [min(arguments.drafts), max(arguments.drafts)])
+            kinds = [kind for kind in IN_COMPANY if kind in bench.kinds]
+            company = measure(bench, those, size, kinds, [min(arguments.drafts), max(arguments.drafts)])
             all_same = report(size, company, costs[size]) and all_same
-        all_same = report_trees(bench, alone) and all_same
+        if arguments.draft is None:
+            all_same = report_trees(bench, alone) and all_same
         report_peer(bench, alone, max(arguments.drafts))
     print(f"\nthe plain text on all of our sides: {'yes' if all_same else 'NO, but for near-ties it must be'}")
     print("speed-ups of transformers and of trees are with the prompt; those of runs without it")

@@ -1,4 +1,4 @@
-"""The engine's command line: `python -m solutions.engine chat`, `generate` or `serve`."""
+"""The engine's command line: `python -m solutions.engine chat`, `generate`, `serve` or `bench`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from labkit.tokenizer import Message
 
 from . import PARTS
 from .engine import Engine, EngineConfig
+from .load import random_load, run_load
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerConfig
 from .speculation import SpeculationConfig
@@ -107,6 +108,44 @@ def serve(
     _console.print(f"{model} at http://{host}:{port}/v1")
     uvicorn.run(make_app(engine, config), host=host, port=port, log_level="warning",
                 timeout_graceful_shutdown=int(patience) + 1)  # fmt: skip
+
+
+@app.command()
+def bench(
+    model: Model = "smollm2",
+    requests: Annotated[int, typer.Option("--requests", min=1, help="how many")] = 32,
+    rate: Annotated[float | None, typer.Option("--rate", help="arrivals a second; all at once if not given")] = None,
+    num_input: Annotated[int, typer.Option("--input", min=1, help="tokens of a prompt, on average")] = 64,
+    num_output: Annotated[int, typer.Option("--output", min=1, help="tokens of an answer, on average")] = 32,
+    shared: Annotated[float, typer.Option("--shared", min=0.0, max=1.0, help="share of a prompt that all have")] = 0.0,
+    slo_ttft: Annotated[float, typer.Option("--slo-ttft", help="seconds that a first token may take")] = 1.0,
+    slo_tpot: Annotated[float, typer.Option("--slo-tpot", help="seconds that a further token may take")] = 0.1,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    speculate: Speculate = False,
+    weights: Weights = "fp32",
+    kv_dtype: KVDtype = None,
+    blocks: Blocks = 1024,
+) -> None:
+    """Serve a random load, and tell what its requests waited for."""
+    engine = _engine(model, speculate, blocks, weights, kv_dtype)
+    try:
+        arrivals = random_load(requests, rate, num_input, num_output, shared, engine.tokenizer.vocab_size, seed)
+        with _console.status(f"serving {requests} requests …"):
+            report = run_load(engine, arrivals)
+    except ValueError as error:
+        _refuse(error)
+    table = Table(title=f"{requests} requests, {report.seconds:.1f} s")
+    for heading in ("seconds", "mean", "p50", "p95", "p99"):
+        table.add_column(heading, justify="right")
+    for name, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E")):
+        shares = [report.percentile(name, share) for share in (0.5, 0.95, 0.99)]
+        table.add_row(label, *(f"{value:.3f}" for value in (report.mean(name), *shares)))
+    _console.print(table)
+    _console.print(
+        f"throughput {report.throughput:.1f} tokens/s, goodput {report.goodput(slo_ttft, slo_tpot):.1f} tokens/s "
+        f"(TTFT within {slo_ttft:g} s and TPOT within {slo_tpot:g} s), cache hits {engine.metrics.cache_hit_rate:.0%}, "
+        f"{engine.metrics.num_preemptions} preemptions"
+    )
 
 
 def _show_parts() -> None:
