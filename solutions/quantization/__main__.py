@@ -74,6 +74,7 @@ def compare(
     length: Annotated[int, typer.Option(min=2, help="tokens of each sequence")] = 256,
     group_size: Annotated[int, typer.Option(help="columns that share a scale")] = 64,
     seed: Annotated[int, typer.Option(help="of the bootstrap")] = 0,
+    against: Annotated[str, typer.Option(help="another model, to compare with at the memory that it takes")] = "",
     out: Annotated[Path | None, typer.Option(help="also write the table to this file")] = None,
 ) -> None:
     """Bits, bytes, perplexity with paired intervals and speed of every method; calibration on prose and on code."""
@@ -88,7 +89,7 @@ def compare(
             def progress(done: int, total: int, name: str) -> None:
                 bar.update(task, description=name, completed=done, total=total)
 
-            table = compare_methods(model, names, measurement, progress)
+            table = compare_methods(model, names, measurement, progress, against or None)
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(table, encoding="utf-8")

@@ -22,6 +22,7 @@ from solutions.quantization.paired import fair_pairs, paired_bootstrap, split_bl
 from solutions.quantization.perplexity import perplexity, token_losses
 from solutions.quantization.pipeline import check_settings, find_method, quantize_model
 from solutions.quantization.quantized_model import QuantizedModel
+from solutions.quantization.rivals import Losses, Texts, beside_another
 from solutions.quantization.speed import Speed, measure_speed
 
 BASELINE = "as given"
@@ -76,7 +77,11 @@ class Row:
 
 
 def compare_methods(
-    model_name: str, names: Sequence[str], measurement: Measurement, progress: Progress | None = None
+    model_name: str,
+    names: Sequence[str],
+    measurement: Measurement,
+    progress: Progress | None = None,
+    against: str | None = None,
 ) -> str:
     """Measure methods on one model.
 
@@ -85,6 +90,7 @@ def compare_methods(
         names: `method[:bits][@calibration]`, for instance "gptq:3@code"; none takes `DEFAULT`.
         measurement: how much.
         progress: called as `progress(done, total, name)`.
+        against: another model, to be put beside the methods by the memory that it takes.
 
     Returns:
         The report in markdown.
@@ -94,6 +100,7 @@ def compare_methods(
     """
     wanted = [_parse(name, measurement) for name in (names or DEFAULT)]
     model = load(model_name)
+    other = None if against is None else load(against)
     for _, method, settings, _ in wanted:
         check_settings(model.config, method, settings)
     texts = {kind: _documents(model, kind, measurement) for kind in KINDS}
@@ -110,8 +117,16 @@ def compare_methods(
         copy = Decoder(model.config, model.decoder.weights)
         quantized = quantize_model(copy, method, settings, None if source is None else calibrations[source])
         rows.append(_row(name, quantized, model.decoder, texts, measurement))
+    more: list[str] = []
+    if against is not None and other is not None:
+
+        def score(decoder: Decoder, retold: Texts) -> Losses:
+            return _losses(decoder, retold, measurement)
+
+        sizes = {row.name: (row.num_bytes, row.losses) for row in rows}
+        more = beside_another(against, other, model.tokenizer, texts, sizes, score)
     report(len(wanted) + 1, len(wanted) + 1, "done")
-    return _markdown(model_name, rows, measurement)
+    return _markdown(model_name, rows, measurement, more)
 
 
 def _parse(name: str, measurement: Measurement) -> tuple[str, str, Settings, str | None]:
@@ -145,7 +160,7 @@ def _documents(model: Model, kind: str, measurement: Measurement) -> list[list[i
     )
 
 
-def _losses(decoder: Decoder, texts: dict[str, list[list[int]]], measurement: Measurement) -> dict[str, list[Tensor]]:
+def _losses(decoder: Decoder, texts: Texts, measurement: Measurement) -> dict[str, list[Tensor]]:
     def logits(tokens: list[int]) -> Tensor:
         with torch.no_grad():
             return decoder(torch.tensor([tokens]), torch.arange(len(tokens)), full_attention)[0]
@@ -176,7 +191,7 @@ def _percent(interval: Interval) -> str:
     return f"{middle:+.2f} % [{low:+.2f}, {high:+.2f}]"
 
 
-def _markdown(model_name: str, rows: list[Row], measurement: Measurement) -> str:
+def _markdown(model_name: str, rows: list[Row], measurement: Measurement, more: list[str]) -> str:
     baseline, machine = rows[0], facts()
     preface = (
         f"Perplexity on {measurement.tokens} tokens of text that no method was calibrated on, half prose, half code, "
@@ -205,7 +220,7 @@ def _markdown(model_name: str, rows: list[Row], measurement: Measurement) -> str
         speed = row.speed
         cells += ["–", "–"] if speed is None else [str(speed.decode), str(speed.prefill)]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += _pairs(rows, measurement) + _mismatch(rows, measurement)
+    lines += _pairs(rows, measurement) + _mismatch(rows, measurement) + more
     note = (
         f"Machine: {machine.cpu}, {torch.get_num_threads()} thread(s), load average {os.getloadavg()[0]:.1f} over the "
         f"last minute (anything above the threads disturbs the speeds); torch {torch.__version__}. Not verified here: "

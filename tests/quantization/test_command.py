@@ -146,6 +146,27 @@ def test_compare_writes_a_table_of_all_methods_asked_for(model: Path, tmp_path: 
     assert "calibrated on the other kind of text" in table.lower()
 
 
+def test_compare_puts_another_model_beside_them_by_memory(model: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    shutil.copytree(model, small)
+    config = dataclasses.replace(folder.read_config(model), num_layers=1)
+    (small / folder.WEIGHTS).unlink()
+    folder.write(small, config, random_weights(config, 3))
+    sizes = "--methods rtn --tokens 256 --window 64 --group-size 32".split()
+    tables = {}
+    for other in (small, model):
+        result = run("compare", "--model", str(model), *sizes, "--against", str(other))
+        assert result.exit_code == 0, result.output
+        lines = result.output.partition("Beside ")[2].splitlines()
+        tables[other] = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+    assert [row[0] for row in tables[small]] == ["rtn", str(small), "as given"], "sorted by memory"
+    by_name = {row[0]: row for row in tables[model]}
+    assert by_name[str(model)][1:] == by_name["as given"][1:], "the same model has the same bits a byte"
+    # Random weights over 49,152 tokens: about log2 of that for a token of some bytes.
+    assert all(2 < float(cell) < 16 for row in tables[small] for cell in row[2:])
+    assert tables[small][1][2:] != tables[small][2][2:]
+
+
 def test_compare_refuses_what_it_does_not_know(model: Path) -> None:
     for names, message in (("rtn,hqq", "method must be one of"), ("gptq@poetry", "prose or code"),
                            ("gptq:x", "gptq:3")):  # fmt: skip
