@@ -62,8 +62,8 @@ def test_llama_cpp_has_the_perplexity_of_our_dequantized_model(
     theirs = log_probabilities(tmp_path / "model.gguf", ids)
     ours = our_log_probabilities(load_quantized(tmp_path).decoder(), ids)
     apart = theirs - ours
-    # It rounds activations to 8 bits, so that tokens differ by chance, and so does their mean: in 95 of 100 texts by less
-    # than two standard errors. What is beyond 1 % even so is a fault.
+    # It rounds activations to 8 bits, so that tokens differ by chance, and so does their mean: in 95 of 100 texts by
+    # less than two standard errors. What is beyond 1 % even so is a fault.
     chance = 2 * float(apart.std()) / len(apart) ** 0.5
     ratio = float((-apart).mean().exp()) - 1
     print(f"{method}: perplexity off by {ratio:+.2%}, single tokens by {float(apart.std()):.3f}, chance {chance:.2%}")
