@@ -141,7 +141,8 @@ def test_trees_emit_the_target_s_distribution(lab: Any) -> None:
         f"first tokens of {runs} trees follow {torch.bincount(torch.tensor(emitted), minlength=4) / runs}, the target "
         f"wants {P.tolist()}: p-value {result.p_value:.1e}"
     )
-    assert kept > 0.75 * runs, f"two siblings should be kept more often than one draft (0.70), were in {kept} of {runs}"
+    # One of the two is kept in 0.775 of the runs; in fewer than 0.72 by chance once in five million.
+    assert kept > 0.72 * runs, f"two siblings should be kept more often than one draft (0.70), were in {kept} of {runs}"
 
 
 def test_trees_that_do_not_fit_are_refused(lab: Any) -> None:
