@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.engine.schedules import Facts, Schedule
 
-NUM_SCHEDULES = 1000
+NUM_SCHEDULES = 5000
 
 
 def test_no_schedule_leaks_mixes_texts_or_stands_still() -> None:
