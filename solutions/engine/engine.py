@@ -281,8 +281,7 @@ class Engine:
         rows, index = list[Row](), 0
         for work in step.work:
             if work.gives_token:
-                drafts = work.tokens[len(work.tokens) - work.num_drafts :]
-                rows += [Row(index + i, work.request, drafts[:i]) for i in range(work.num_drafts + 1)]
+                rows += [Row(index + i, work.request, work.drafts[:i]) for i in range(work.num_drafts + 1)]
                 # Samples of one prompt start from the same logits, each with its own random numbers.
                 rows += [Row(index, one) for one in work.request.siblings if one.status is not Status.FINISHED]
             index += work.num_rows
@@ -292,11 +291,10 @@ class Engine:
         """Starts the masks of all that is constrained, to be ready when the forward pass is."""
         masks = {}
         for work in step.work:
-            drafts = work.tokens[len(work.tokens) - work.num_drafts :]
             for request in (work.request, *work.request.siblings) if work.gives_token else ():
                 matcher = self._answers[request].matcher if request in self._answers else None
                 if matcher is not None:
-                    masks[request] = matcher.begin_masks(drafts if request is work.request else ())
+                    masks[request] = matcher.begin_masks(work.drafts if request is work.request else ())
         return masks
 
     def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, list[int]]:
@@ -378,7 +376,6 @@ class Engine:
         answer = self._answers.pop(request)
         if self._speculator is not None:
             self._speculator.forget(request)
-        request.times.finished = time.monotonic()
         self.metrics.count_finished(request)
         group = self._groups[answer.group]
         if all(one.status is Status.FINISHED for one in group):
@@ -394,10 +391,7 @@ class Engine:
         self.metrics.num_steps += 1
         self.metrics.num_computed_tokens += step.num_tokens
         self.metrics.num_preemptions += len(step.preempted)
-        now = time.monotonic()
-        for work in step.work:
-            work.request.times.first_scheduled = work.request.times.first_scheduled or now
-            self.metrics.num_drafted_tokens += work.num_drafts
+        self.metrics.num_drafted_tokens += sum(work.num_drafts for work in step.work)
 
 
 def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

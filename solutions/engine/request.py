@@ -30,7 +30,6 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
-    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,8 @@ class Times:
     """When things happened to a request, in seconds of `time.monotonic`; None if they have not."""
 
     arrived: float = field(default_factory=time.monotonic)
-    first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
-    finished: float | None = None
 
 
 @dataclass(eq=False)
@@ -94,7 +91,6 @@ class Request:
     num_computed: int = 0
     host_blocks: tuple[int, ...] = ()
     num_cached: int = 0
-    num_preemptions: int = 0
     waiting_since: int = 0
     siblings: list[Request] = field(default_factory=list)
     leader: Request | None = None
@@ -140,7 +136,7 @@ class Completion:
         index: which sample of its prompt.
         text: the answer, without what stopped it.
         tokens: its token ids, without the token that stopped it.
-        finish_reason: "stop", "length", "abort" or "error".
+        finish_reason: "stop", "length" or "abort".
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: tokens of the prompt that the prefix cache had.
         logprobs: one for each token, if they were asked for.

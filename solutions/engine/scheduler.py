@@ -291,7 +291,6 @@ class Scheduler:
         self._running.remove(request)
         self._promised_places -= len(request.siblings)
         request.status = Status.WAITING
-        request.num_preemptions += 1
         self._waiting.push(request)
         return moves
 

@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 
 from labkit.drafting import Draft, Drafter
-from labkit.randomness import uniform
 from solutions.speculative.drafts import draft_probs, usable_drafts, widen
+from solutions.speculative.rounds import ACCEPT, DRAFT, OWN, place_uniform
 from solutions.speculative.verification import verify
 
 from .request import Request
 
 MakeDrafter = Callable[[], Drafter]
-
-_DRAFT, _ACCEPT, _OWN = range(3)
-"""What a random number of a place is for, as in lab 14's loop."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Speculator:
         if request not in self._drafters:
             self._drafters[request] = self._config.make_drafter()
         place = request.num_output
-        uniforms = [_uniform(request, place + i, _DRAFT) for i in range(most)]
+        uniforms = [place_uniform(request.params, place + i, DRAFT) for i in range(most)]
         draft = self._drafters[request].propose(list(request.tokens), most, uniforms)
         count = usable_drafts(draft, most)
         # Behind the first token that the target can't read, it can read nothing.
@@ -85,7 +82,9 @@ class Speculator:
         """
         q = draft_probs(self._drafts[request], len(drafts), p.shape[1])
         place = request.num_output
-        uniforms = [[_uniform(request, place + i, use) for use in (_ACCEPT, _OWN)] for i in range(len(drafts) + 1)]
+        uniforms = [
+            [place_uniform(request.params, place + i, use) for use in (ACCEPT, OWN)] for i in range(len(drafts) + 1)
+        ]
         tokens, kept = verify(
             widen(p, q.shape[1])[None],
             q[None],
@@ -111,7 +110,3 @@ def accept_matching(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
     while kept < len(drafts) and drawn[kept] == drafts[kept]:
         kept += 1
     return list(drawn[: kept + 1])
-
-
-def _uniform(request: Request, place: int, use: int) -> float:
-    return uniform(request.params.seed, 3 * place + use)

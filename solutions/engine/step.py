@@ -36,6 +36,11 @@ class Work:
         return self.start + len(self.tokens)
 
     @property
+    def drafts(self) -> tuple[int, ...]:
+        """Those of the tokens that are drafts."""
+        return self.tokens[len(self.tokens) - self.num_drafts :]
+
+    @property
     def num_rows(self) -> int:
         """Logits that are wanted."""
         return self.num_drafts + 1 if self.gives_token else 0

@@ -215,7 +215,7 @@ class Schedule:
             if not work.gives_token:
                 continue
             request = work.request
-            emitted[request] = self._judge(request, list(work.tokens[len(work.tokens) - work.num_drafts :]))
+            emitted[request] = self._judge(request, list(work.drafts))
             for sibling in request.siblings:
                 if sibling.status is not Status.FINISHED:
                     emitted[sibling] = self._judge(sibling, [])
