@@ -13,6 +13,8 @@ TASK ?=
 LEVEL ?= 1
 LAB ?= 07
 TRUST ?=
+# A notebook of the module, by the two digits that its name begins with, for `make notebooks`.
+NOTEBOOK ?=
 # 1 to compile the kernels of a lab for the GPUs that are not here, after its tests.
 COMPILE ?=
 OUT ?= .out/grades
@@ -102,8 +104,9 @@ test-strength: $(STAMP) ## Whether the tests of a lab kill every known wrong imp
 stubs: $(STAMP) ## Write the student's files anew from the marked reference; keeps edited ones [LAB=07]
 	@$(PY) -m grader stubs --lab "$(LAB)"
 
-notebooks: setup ## Execute the labs' notebooks anew, from a clean kernel on the reference [LAB=07]
-	@$(PY) -m labkit.notebook $(if $(filter command line,$(origin LAB)),--lab "$(LAB)")
+notebooks: setup ## Execute the notebooks anew, from a clean kernel on the reference [LAB=07] [NOTEBOOK=01]
+	@$(PY) -m labkit.notebook $(if $(filter command line,$(origin LAB)),--lab "$(LAB)") \
+	  $(if $(NOTEBOOK),--module "$(NOTEBOOK)")
 
 hint: $(STAMP) ## A hint of a task, from a nudge to nearly the answer: TASK=n [LEVEL=1|2|3] [LAB=07]
 	@test -n "$(TASK)" || { echo "name the task: make hint LAB=07 TASK=4"; exit 2; }
