@@ -25,6 +25,9 @@ MODEL ?=
 NAME ?=
 # quick for a telling few of the sample submissions in the demo, or all.
 SAMPLES ?= quick
+# cpu or cuda, and a picture of the roofline, for `make measure`.
+DEVICE ?=
+PLOT ?=
 # full, or quick for a taste of every long proof.
 EVIDENCE ?= full
 
@@ -38,7 +41,7 @@ IMPORT_LINTER := .venv/bin/lint-imports
 
 export EVIDENCE
 
-.PHONY: help setup demo chat test evidence submit update grade test-strength stubs notebooks hint lint bench doctor clean clean-all FORCE
+.PHONY: help setup demo chat test evidence submit update grade test-strength stubs notebooks hint lint bench measure doctor clean clean-all FORCE
 
 help: ## List these commands
 	@echo "The inference workbook. Commands, with what may be set after them:"
@@ -122,6 +125,9 @@ bench: setup ## The reference beside transformers, the kernels beside torch's: r
 	@$(PY) -m benchmarks.decode_beside_transformers
 	@$(PY) -m benchmarks.speculative
 	@$(PY) -m benchmarks.kernels --quick
+
+measure: setup ## What this machine can do at most: bandwidth, products, launches [DEVICE=cpu] [PLOT=roof.png]
+	@$(PY) tools/measure_gpu.py $(if $(DEVICE),--device "$(DEVICE)") $(if $(PLOT),--plot "$(PLOT)")
 
 # Needs no environment, since it is what to ask when setting up fails.
 doctor: ## What this machine has, what it lacks, and what to do about each
