@@ -59,8 +59,8 @@ def as_gif(draw: Callable[[Axes, int], None], frames: int, width: float, height:
     plt.close(figure)
     # One palette for all frames, else colours flicker; one that keeps what few pixels have, such as a thin line.
     sheet = Image.new("RGB", (pictures[0].width, pictures[0].height * frames))
-    for number, picture in enumerate(pictures):
-        sheet.paste(picture, (0, number * picture.height))
+    for number, frame in enumerate(pictures):
+        sheet.paste(frame, (0, number * frame.height))
     palette = sheet.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
     first, *rest = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     durations = [round(1000 * seconds)] * (frames - 1) + [round(1000 * LAST_FRAME_SECONDS)]

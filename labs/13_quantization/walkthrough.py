@@ -50,13 +50,14 @@ from labkit.checkpoints.gguf_file import open_gguf
 from labkit.decoder import Decoder, full_attention, rope_frequencies
 from labkit.early_exit import early_exit
 from labkit.evaluation import Interval
+from labkit.int4_product import MIDDLE, Int4Product
 from labkit.linear_inputs import LayerWalk, block_linears
 from labkit.notebook import check, open_lab, progress
 from labkit.notebook.palette import BLUE, GREEN, ORANGE, PURPLE, QUIET, RED, TEAL, owner_colour
 from labkit.notebook.style import bare, panels, use_style
+from labkit.quantized import QuantizedTensor
 from labkit.specs import Checkpoint
 from labkit.texts import documents
-from solutions.quantization.packed_linear import Int4Linear
 
 use_style()
 # Processor time, so that whatever else the machine does leaves the curves alone.
@@ -707,7 +708,9 @@ caches = {
 for place, (label, (cache, given)) in enumerate(caches.items()):
     error = misread(*cache.append(given, values))
     fourth.plot(cache.num_bytes / half, error, "o", color=(BLUE, TEAL, ORANGE, ORANGE, PURPLE, PURPLE)[place])
-    fourth.annotate(label, (cache.num_bytes / half, error), (6, 3), textcoords="offset points", size=7)
+    # Neighbours lie close together: one is named above its dot, the next below.
+    offset = (6, -9) if label.startswith(("KVQuant", "FP8")) else (6, 3)
+    fourth.annotate(label, (cache.num_bytes / half, error), offset, textcoords="offset points", size=7)
 whole = 2 * 2 * config.num_kv_heads * config.head_dim
 fourth.axvline(whole, color=QUIET, linewidth=1, linestyle=":", label="16 bits")
 fourth.set(yscale="log", xlim=(0, 1.1 * whole), xlabel="bytes a token and layer", title="Error of what is read")
@@ -724,15 +727,23 @@ check("13.16")
 # one sequence has one token, one of a batch as many as there are sequences, and a prefill all tokens of its prompt.
 # Left of the crossing a pass waits for weights, and fewer bytes are faster; right of it arithmetic counts, and
 # unpacking comes on top. So weight-only quantization is for decode and small batches; where the lines cross depends on
-# the machine. Above sixteen tokens the packed layer of the reference unpacks its weights and multiplies densely.
+# the machine. Above sixteen tokens the packed layer unpacks its weights and multiplies densely, as in the reference.
 
 # %%
+PACKED_TOKENS = 16
+
+
+def packed_layer(stored: QuantizedTensor) -> Callable[[Tensor], Tensor]:
+    """A layer that multiplies with its codes for a few tokens, and unpacks them for many."""
+    product = Int4Product(stored.codes.to(torch.int16) + MIDDLE, stored.scale, torch.zeros_like(stored.scale))
+    return lambda x: product(x) if len(x) <= PACKED_TOKENS else F.linear(x, lab.dequantize(stored))
+
+
 packed, dense = [], []
 for part in weights.values():
     stored = lab.quantize(part, BITS, group_size=GROUP)
-    layer = Int4Linear(stored.codes.to(torch.int16) + 8, stored.scale, torch.zeros_like(stored.scale))
-    packed.append((layer, part.shape[1]))
-    dense.append((partial(F.linear, weight=layer.dequantized()), part.shape[1]))
+    packed.append((packed_layer(stored), part.shape[1]))
+    dense.append((partial(F.linear, weight=lab.dequantize(stored)), part.shape[1]))
 
 
 def seconds(layers: list[tuple[Callable[[Tensor], Tensor], int]], count: int) -> float:
@@ -741,7 +752,7 @@ def seconds(layers: list[tuple[Callable[[Tensor], Tensor], int]], count: int) ->
     for _ in range(REPEATS + 1):
         start = clock()
         for layer, width in layers:
-            layer(torch.ones(1, count, width))
+            layer(torch.ones(count, width))
         times.append(clock() - start)
     return min(times[1:])
 

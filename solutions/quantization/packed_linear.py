@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.decoder import Decoder, weight_shapes
+from labkit.int4_product import MIDDLE, Int4Product
 from labkit.quantized import QuantizedTensor
 from solutions.quantization.gguf_blocks import split_blocks
 from solutions.quantization.methods import round_channels
@@ -23,8 +24,6 @@ from solutions.quantization.quantized_model import GgufTensor, QuantizedLinear, 
 
 PACKED_TOKENS = 16
 """Up to so many tokens at once the packed int4 product runs; measured on a CPU with AVX2, where they meet there."""
-_GROUPS = (32, 64, 128, 256)
-_MIDDLE = 8
 
 
 class PackedLinear(Protocol):
@@ -51,34 +50,23 @@ class Int4Linear:
     """
 
     def __init__(self, codes: Tensor, scale: Tensor, middle: Tensor, packed_tokens: int = PACKED_TOKENS) -> None:
-        rows, columns = codes.shape
-        self.group_size, rest = divmod(columns, scale.shape[1])
-        if rest or self.group_size not in _GROUPS or rows % 16 or columns % 2:
-            raise ValueError(
-                f"the packed int4 product takes groups of {', '.join(map(str, _GROUPS))} and rows in sixteens, got "
-                f"{rows} × {columns} in {scale.shape[1]} groups"
-            )
-        self._columns, self._packed_tokens = columns, packed_tokens
+        self._product = Int4Product(codes, scale, middle)
+        self._columns, self._packed_tokens = codes.shape[1], packed_tokens
         # torch's own order of nibbles depends on the CPU, so the codes are kept a second time for the other way.
         self._codes = pack_int4(codes, signed=False)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
-        self._shared = torch.stack((scale, middle), -1).to(torch.bfloat16).transpose(0, 1).contiguous()
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """As `PackedLinear`; the packed product reads its inputs in bfloat16."""
         tokens = inputs.reshape(-1, self._columns)
         if len(tokens) > self._packed_tokens:
             return F.linear(inputs, self.dequantized())
-        outputs = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            tokens.to(torch.bfloat16), self._packed, self.group_size, self._shared
-        )
-        return outputs.to(torch.float32).reshape(*inputs.shape[:-1], -1)
+        return self._product(tokens).reshape(*inputs.shape[:-1], -1)
 
     def dequantized(self) -> Tensor:
         """As `PackedLinear`."""
-        scale, middle = self._shared.to(torch.float32).transpose(0, 1).unbind(-1)
+        scale, middle = self._product.scale_and_middle
         codes = unpack_int4(self._codes, self._columns, signed=False).to(torch.float32)
-        grouped = codes.unflatten(-1, (-1, self.group_size)) - _MIDDLE
+        grouped = codes.unflatten(-1, (-1, self._product.group_size)) - MIDDLE
         return torch.addcmul(middle[..., None], grouped, scale[..., None]).flatten(-2)
 
 
@@ -176,13 +164,13 @@ def pack_linear(linear: QuantizedLinear, packed_tokens: int = PACKED_TOKENS) -> 
     try:
         if isinstance(stored, GgufTensor) and stored.kind in ("Q4_0", "Q4_1"):
             codes, scale, minimum = split_blocks(stored.data, stored.kind)
-            middle = torch.zeros_like(scale) if minimum is None else minimum + _MIDDLE * scale
+            middle = torch.zeros_like(scale) if minimum is None else minimum + MIDDLE * scale
             return Int4Linear(codes.flatten(-2), scale[..., 0], middle[..., 0], packed_tokens)
         if isinstance(stored, QuantizedTensor) and stored.bits <= 4:
             if stored.zero_point is None:
-                raised = stored.codes.to(torch.int16) + _MIDDLE
+                raised = stored.codes.to(torch.int16) + MIDDLE
                 return Int4Linear(raised, stored.scale, torch.zeros_like(stored.scale), packed_tokens)
-            middle = stored.scale * (_MIDDLE - stored.zero_point)
+            middle = stored.scale * (MIDDLE - stored.zero_point)
             return Int4Linear(stored.codes, stored.scale, middle, packed_tokens)
     except ValueError:
         return None
