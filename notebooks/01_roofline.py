@@ -81,8 +81,8 @@ device, dtype = bounds.device, bounds.point_dtype
 here = Hardware.measured(bounds)
 axes = panels(height=3.6)
 others = [name for name in ("bf16", "int8", "fp8", "fp32") if name in bounds.products and name != dtype]
-draw_roofline(axes, bounds, [dtype, *others[:2]])
 axes.set_title(f"This machine; dots: passes over weights in {dtype}")
+draw_roofline(axes, bounds, [dtype, *others[:2]])
 
 # %% [markdown]
 # **Exercise 1.** An H100 reads 3.35 TB/s and multiplies 989 TFLOP/s in dense bf16. Where is its ridge point, in FLOP
