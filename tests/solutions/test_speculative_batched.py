@@ -15,7 +15,6 @@ from grader.judge.distributions import chi_square
 from labkit.drafting import Draft, DraftTree, Speculation
 from labkit.sampling_params import SamplingParams
 from labkit.specs import Markov
-from solutions.speculative.acceptance import draw
 from solutions.speculative.adaptive import AdaptiveDrafter
 from solutions.speculative.batch_requests import RunRequest, TreeRequest
 from solutions.speculative.batched import speculate_batch
@@ -24,75 +23,10 @@ from solutions.speculative.model_drafter import ModelDrafter
 from solutions.speculative.ngram import NgramDrafter
 from solutions.speculative.tree_loop import speculate_tree
 from solutions.speculative.tree_model import TreeModel
+from tests.solutions.markov_trees import MarkovBatch, MarkovText, Siblings
 
 P = ((0.5, 0.2, 0.2, 0.1), (0.1, 0.6, 0.1, 0.2), (0.3, 0.0, 0.3, 0.4), (0.25, 0.25, 0.25, 0.25))
 Q = ((0.1, 0.5, 0.2, 0.2), (0.3, 0.2, 0.3, 0.2), (0.1, 0.3, 0.3, 0.3), (0.7, 0.1, 0.1, 0.1))
-
-
-class Text:
-    """A Markov chain that reads trees: what follows a token doesn't depend on those before it.
-
-    Args:
-        capacity: tokens, drafts included.
-    """
-
-    vocab_size = 4
-
-    def __init__(self, capacity: int = 200) -> None:
-        self.capacity = capacity
-        self.model = Markov(P, capacity).build()
-        self.drafts: list[int] = []
-
-    @property
-    def length(self) -> int:
-        """Tokens remembered, drafts included."""
-        return self.model.length
-
-    def append(self, tokens: Sequence[int], drafts: Sequence[int] = (), parents: Sequence[int] = ()) -> Tensor:
-        """One row of logits for each new token and draft."""
-        assert not self.drafts, "drafts are still here"
-        self.drafts = list(drafts)
-        return self.model.append([*tokens, *drafts])
-
-    def keep(self, path: Sequence[int]) -> None:
-        """The drafts of a path become text."""
-        kept = [self.drafts[index] for index in path]
-        self.model.truncate(self.length - len(self.drafts))
-        self.drafts = []
-        if kept:
-            self.model.append(kept)
-
-
-class Target:
-    """A model for many texts that writes its calls down.
-
-    Args:
-        capacity: of each text.
-    """
-
-    vocab_size = 4
-
-    def __init__(self, capacity: int = 200) -> None:
-        self.capacity = capacity
-        self.texts: dict[int, Text] = {}
-        self.calls: list[list[int]] = []
-        self.longest: dict[int, int] = {}
-
-    def run(
-        self, ids: list[int], tokens: list[list[int]], drafts: list[list[int]], parents: list[Sequence[int]]
-    ) -> list[Tensor]:
-        """One row of logits for each new token and draft."""
-        self.calls.append(ids)
-        answers = []
-        for index, *its in zip(ids, tokens, drafts, parents, strict=True):
-            text = self.texts.setdefault(index, Text(self.capacity))
-            answers.append(text.append(*its))
-            self.longest[index] = max(self.longest.get(index, 0), text.length)
-        return answers
-
-    def keep(self, index: int, path: Sequence[int]) -> None:
-        """The drafts of a path become text."""
-        self.texts[index].keep(path)
 
 
 class Outsider:
@@ -102,22 +36,6 @@ class Outsider:
         """Every third token is unknown."""
         drafts = tuple((len(tokens) + i) % 3 + (4 if (len(tokens) + i) % 3 == 2 else 0) for i in range(max_drafts))
         return Draft(drafts, torch.full((max_drafts, 7), 1 / 7))
-
-
-class Siblings:
-    """Two siblings drawn without replacement, and a child of the second, each with the q that it was drawn from."""
-
-    def propose_tree(self, tokens: Sequence[int], max_depth: int, uniforms: Sequence[float]) -> DraftTree:
-        """A new tree for each text."""
-        q = torch.tensor(Q, dtype=torch.float64)
-        numbers = torch.tensor(list(uniforms), dtype=torch.float64)
-        first = int(draw(q[tokens[-1]], numbers[0]))
-        rest = q[tokens[-1]].clone()
-        rest[first] = 0
-        rest /= rest.sum()
-        second = int(draw(rest, numbers[1]))
-        child = int(draw(q[second], numbers[2]))
-        return DraftTree((first, second, child), (-1, -1, 1), torch.stack([q[tokens[-1]], rest, q[second]]))
 
 
 @dataclass(frozen=True)
@@ -159,7 +77,7 @@ KINDS: list[Callable[[], Any]] = [
     lambda: ModelDrafter(Markov(Q, 200).build(), SamplingParams()),
     lambda: NgramDrafter(3, 1),
     Outsider,
-    Siblings,
+    lambda: Siblings(Q),
     lambda: Always(WRONG_TREES["ids outside"]),
     lambda: Always(DraftTree((1, 3, 0, 1), (-1, -1, 0, 1))),
 ]
@@ -204,7 +122,7 @@ def alone(request: RunRequest | TreeRequest, kind: int, capacity: int = 200) -> 
     )  # fmt: skip
     if isinstance(request, RunRequest):
         return speculate(Markov(P, capacity).build(), **common, num_drafts=request.num_drafts)
-    return speculate_tree(cast(TreeModel, Text(capacity)), **common, judge=request.judge)
+    return speculate_tree(cast(TreeModel, MarkovText(P, capacity)), **common, judge=request.judge)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +135,7 @@ def texts_alone() -> list[Speculation]:
 def test_each_request_gets_the_text_and_the_rounds_that_it_gets_alone(
     places: int, texts_alone: list[Speculation]
 ) -> None:
-    requests, target = mixed_requests(), Target()
+    requests, target = mixed_requests(), MarkovBatch(P, 200)
     results = speculate_batch(requests, target, places)
     for index, (request, result) in enumerate(zip(requests, results, strict=True)):
         assert result == texts_alone[index], f"request {index}"
@@ -239,7 +157,7 @@ def test_a_wrong_tree_costs_speed_only_and_nobody_else_s(what: str) -> None:
         else RunRequest((0, 1, 2), 11, NgramDrafter(), SamplingParams(seed=seed))
         for seed in seeds
     ]
-    target = Target(capacity)
+    target = MarkovBatch(P, capacity)
     results = speculate_batch(requests, target, 6)
     for index, request in enumerate(requests[:4]):
         plain = speculate(Markov(P, capacity).build(), Outsider(), request.prompt, 11, num_drafts=0,
@@ -254,10 +172,12 @@ def test_trees_are_cut_to_the_room_that_they_have_alone() -> None:
     tree = DraftTree(tuple(i % 4 for i in range(30)), (-1, *(i // 3 for i in range(29))))
     for capacity in (12, 14, 17, 40):
         requests = [TreeRequest((i % 4, 1), 11, Always(tree), SamplingParams(seed=i)) for i in range(8)]
-        target = Target(capacity)
+        target = MarkovBatch(P, capacity)
         results = speculate_batch(requests, target, 3)
         for request, result in zip(requests, results, strict=True):
-            right = speculate_tree(cast(TreeModel, Text(capacity)), request.drafter, request.prompt, 11, request.params)
+            right = speculate_tree(
+                cast(TreeModel, MarkovText(P, capacity)), request.drafter, request.prompt, 11, request.params
+            )
             assert result == right, f"capacity {capacity}"
         assert max(target.longest.values()) <= capacity
 
@@ -270,9 +190,11 @@ def test_a_request_may_be_judged_by_another_rule() -> None:
         return list(range(len(tree.tokens))), 0
 
     chain = Always(DraftTree((1, 1), (-1, 0)))
-    results = speculate_batch([TreeRequest((0,), 6, chain, judge=keep_all), TreeRequest((0,), 6, chain)], Target(), 2)
+    results = speculate_batch(
+        [TreeRequest((0,), 6, chain, judge=keep_all), TreeRequest((0,), 6, chain)], MarkovBatch(P, 200), 2
+    )
     assert results[0].tokens == (1, 1, 0, 1, 1, 0) and judged == [2, 2]
-    assert results[1] == speculate_tree(cast(TreeModel, Text()), chain, (0,), 6)
+    assert results[1] == speculate_tree(cast(TreeModel, MarkovText(P, 200)), chain, (0,), 6)
 
 
 def test_a_step_is_one_pass_and_one_verification_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +206,7 @@ def test_a_step_is_one_pass_and_one_verification_of_all_runs(monkeypatch: pytest
         return original(*args)
 
     monkeypatch.setattr(loop, "verify", counting)
-    requests, target = mixed_requests(), Target()
+    requests, target = mixed_requests(), MarkovBatch(P, 200)
     results = speculate_batch(requests, target, 6)
     runs = [sum(isinstance(requests[index], RunRequest) for index in ids) for ids in target.calls]
     assert verified == [count for count in runs if count]
@@ -294,7 +216,7 @@ def test_a_step_is_one_pass_and_one_verification_of_all_runs(monkeypatch: pytest
 
 def test_a_place_is_given_on_as_soon_as_it_is_free() -> None:
     requests = [replace(request, arrival=0) for request in mixed_requests()]
-    target = Target()
+    target = MarkovBatch(P, 200)
     results = speculate_batch(requests, target, 4)
     joined = [index for ids in target.calls for index in ids]
     assert list(dict.fromkeys(joined)) == list(range(42))
@@ -312,10 +234,10 @@ def test_first_tokens_of_a_batch_follow_the_target() -> None:
     requests = [
         RunRequest((0,), 3, drafter(0), SamplingParams(seed=1000 + i), num_drafts=1 + i % 2)
         if i % 2
-        else TreeRequest((0,), 3, Siblings(), SamplingParams(seed=1000 + i))
+        else TreeRequest((0,), 3, Siblings(Q), SamplingParams(seed=1000 + i))
         for i in range(400)
     ]
-    target = Target()
+    target = MarkovBatch(P, 200)
     results = speculate_batch(requests, target, 400)
     p = torch.tensor(P, dtype=torch.float64)
     law = p[0]
@@ -326,7 +248,7 @@ def test_first_tokens_of_a_batch_follow_the_target() -> None:
 
 
 def test_the_number_of_drafts_may_follow_the_load() -> None:
-    target, drafted = Target(), list[tuple[int, int]]()
+    target, drafted = MarkovBatch(P, 200), list[tuple[int, int]]()
 
     class Repeating:
         def propose(self, tokens: Sequence[int], max_drafts: int, uniforms: Sequence[float]) -> Draft:
@@ -349,7 +271,7 @@ def test_the_number_of_drafts_may_follow_the_load() -> None:
 
 
 def test_requests_that_make_no_sense_run_nothing() -> None:
-    target = Target(8)
+    target = MarkovBatch(P, 8)
     good: list[RunRequest | TreeRequest] = [RunRequest((0,), 3, drafter(0)), TreeRequest((0,), 8, drafter(3))]
     assert speculate_batch([], target, 1) == []
     for request in good:
