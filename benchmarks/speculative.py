@@ -29,7 +29,8 @@ from labkit.trained_heads import load_head
 from labkit.transformers_model import TransformersModel, build_transformers_model
 from labkit.workloads import WORKLOADS, prompts
 from solutions.speculative.batch_model import BatchModel
-from solutions.speculative.batched import SpeculativeRequest, speculate_batch
+from solutions.speculative.batch_requests import RunRequest, TreeRequest
+from solutions.speculative.batched import speculate_batch
 from solutions.speculative.loop import GREEDY
 from solutions.speculative.measuring import acceptance_estimate, predicted_tokens_per_round, tokens_per_round
 from solutions.speculative.model_drafter import ModelDrafter
