@@ -71,8 +71,8 @@ class BatchModel:
             For each text the logits `[tokens + drafts, vocab_size]`, as of `TreeModel.append`.
 
         Raises:
-            ValueError: no texts, one twice, one without tokens, an id outside the vocabulary, other than one parent for
-                each draft, no room, or drafts that are still there. Nothing has run then.
+            ValueError: no texts, one twice, one that isn't there, one without tokens, an id outside the vocabulary,
+                other than one parent for each draft, no room, or drafts that are still there. Nothing has run then.
         """
         rows = self._checked(ids, tokens, drafts, parents)
         starts = [self._lengths[index] for index in ids]
@@ -165,6 +165,8 @@ class BatchModel:
                 f"a pass needs different texts, and tokens, drafts and parents for each; got texts {ids} with "
                 f"{len(tokens)}, {len(drafts)} and {len(parents)}"
             )
+        if any(not 0 <= index < len(self._lengths) for index in ids):
+            raise ValueError(f"ids of texts run from 0 to {len(self._lengths) - 1}, got {ids}")
         rows = []
         for index, new, guesses, before in zip(ids, tokens, drafts, parents, strict=True):
             room = self._capacity - self._lengths[index]

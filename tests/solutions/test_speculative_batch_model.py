@@ -205,6 +205,8 @@ def test_what_does_not_fit_runs_nothing(decoder: Decoder) -> None:
     calls: list[tuple[list[int], list[list[int]], list[list[int]], list[Sequence[int]], str]] = [
         ([], [], [], [], "texts"),
         ([1, 1], [[1], [1]], [[], []], [[], []], "different texts"),
+        ([2], [[1]], [[]], [[]], "from 0 to 1"),
+        ([-1], [[1]], [[]], [[]], "from 0 to 1"),
         ([0, 1], [[1]], [[], []], [[], []], "for each"),
         ([0, 1], [[1], [1]], [[]], [[], []], "for each"),
         ([1], [[]], [[]], [[]], "text 1: tokens must hold at least one"),
