@@ -349,7 +349,7 @@ def main() -> None:
         all_same = report(1, measure(bench, alone, 1, bench.kinds, arguments.drafts), costs[1]) and all_same
         for size in arguments.batches:
             kinds = [kind for kind in IN_COMPANY if kind in bench.kinds]
-            company = measure(bench, those, size, kinds, [min(arguments.drafts), max(arguments.drafts)])
+            company = measure(bench, those, size, kinds, sorted({min(arguments.drafts), max(arguments.drafts)}))
             all_same = report(size, company, costs[size]) and all_same
         if arguments.draft is None:
             all_same = report_trees(bench, alone, 1) and all_same

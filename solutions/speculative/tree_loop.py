@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+
+# BEGIN SOLUTION
 from dataclasses import dataclass
 
+# END SOLUTION
 import torch
 from torch import Tensor
 
