@@ -48,11 +48,15 @@ from solutions.speculative.tree import verify_tree
 from solutions.speculative.tree_loop import speculate_tree
 from solutions.speculative.tree_model import TreeModel
 from solutions.speculative.verification import verify
+from solutions.speculative.vocabulary_map import VocabularyMapDrafter
 from tests.evidence.conftest import Length
 from tests.solutions.markov_trees import Chain, MarkovBatch, MarkovText, Siblings
 
 FALSE_ALARM_PER_RUN = 1e-6
 VOCABULARY, PLACES = 5, 3
+CHAIN_KINDS = (
+    "n-gram", "model", "model with filters of its own", "model of another vocabulary", "adaptive", "drawn siblings"
+)  # fmt: skip
 TREES = ("Medusa", "EAGLE-2", "lookahead")
 COMPANY = ("alone", "in one batch")
 RUNNING = 64
@@ -97,7 +101,7 @@ def joint_index(texts: Tensor, vocab: int) -> Tensor:
 
 
 @pytest.mark.parametrize("company", COMPANY)
-@pytest.mark.parametrize("kind", ["n-gram", "model", "model with filters of its own", "adaptive", "drawn siblings"])
+@pytest.mark.parametrize("kind", CHAIN_KINDS)
 def test_sampled_text_has_the_target_s_law(kind: str, company: str, length: Length, fresh: random.Random) -> None:
     settings, texts = max(2, length.distributions // 75), length.draws // 20
     alpha = FALSE_ALARM_PER_RUN / settings
@@ -132,6 +136,9 @@ def _chain_drafter(kind: str, small: Chain, own: SamplingParams) -> Drafter | Si
     if kind == "drawn siblings":
         return Siblings(small)
     drafter = ModelDrafter(Markov(small, 40).build(), own)
+    if kind == "model of another vocabulary":
+        # Its token 1 is none of the target's, and it reads that one in place of the target's token 2.
+        return VocabularyMapDrafter(drafter, (3, None, 0, 4, 1), VOCABULARY, unknown=1)
     if kind == "adaptive":
         return AdaptiveDrafter(drafter, lambda: (1.0, 1.1, 1.5), 0.05, decay=0.5, probe_every=2)
     return drafter
