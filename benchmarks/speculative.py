@@ -16,29 +16,30 @@ import statistics
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import transformers
 
 from labkit.checkpoints import CheckpointError, Model, load
-from labkit.drafting import Draft, Drafter, Round
+from labkit.drafting import Draft, DraftTree, Round
 from labkit.machine import facts
 from labkit.trained_heads import load_head
 from labkit.transformers_model import TransformersModel, build_transformers_model
 from labkit.workloads import WORKLOADS, prompts
 from solutions.speculative.batch_model import BatchModel
-from solutions.speculative.batched import SpeculativeRequest, speculate_batch
+from solutions.speculative.batch_requests import RunRequest
+from solutions.speculative.batched import speculate_batch
 from solutions.speculative.loop import GREEDY
 from solutions.speculative.measuring import acceptance_estimate, predicted_tokens_per_round, tokens_per_round
 from solutions.speculative.model_drafter import ModelDrafter
 from solutions.speculative.ngram import NgramDrafter
-from solutions.speculative.trained_drafters import RUNS, TREES, TrainedDrafters, generate
+from solutions.speculative.trained_drafters import RUNS, TREES, TrainedDrafters
 
 KINDS = tuple(kind for kind in RUNS if kind != "adaptive")
 IN_COMPANY = ("n-gram", "draft model", "EAGLE-3")
-"""Drafters that are measured in batches, too."""
+"""Drafters of runs that are measured in batches, too; those of trees all are."""
 ROOM = 16
 """For the drafts behind a text."""
 CHARACTERS = 200
@@ -78,15 +79,21 @@ class Timed:
 class Clocked:
     """A drafter that notes how long it takes, but for its first call, which reads the prompt."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Any) -> None:
         self._drafter = drafter
         self.calls: list[float] = []
 
     def propose(self, tokens: Sequence[int], max_drafts: int, uniforms: Sequence[float]) -> Draft:
         start = time.perf_counter()
-        draft = self._drafter.propose(tokens, max_drafts, uniforms)
+        draft: Draft = self._drafter.propose(tokens, max_drafts, uniforms)
         self.calls.append(time.perf_counter() - start)
         return draft
+
+    def propose_tree(self, tokens: Sequence[int], max_depth: int, uniforms: Sequence[float]) -> DraftTree:
+        start = time.perf_counter()
+        tree: DraftTree = self._drafter.propose_tree(tokens, max_depth, uniforms)
+        self.calls.append(time.perf_counter() - start)
+        return tree
 
 
 class FamilyDrafters:
@@ -103,9 +110,27 @@ class FamilyDrafters:
         """The hidden states of the target that a drafter reads: none."""
         return ()
 
-    def run_drafter(self, kind: str, source: Any, capacity: int) -> Drafter:
-        """A drafter for one text."""
-        return NgramDrafter() if kind == "n-gram" else ModelDrafter(TransformersModel(self._small, capacity), GREEDY)
+    def request(
+        self, kind: str, model: BatchModel, index: int, prompt: Sequence[int], max_new_tokens: int, num_drafts: int = 4
+    ) -> RunRequest:
+        """A text of a batch, with a new drafter."""
+        drafter = (
+            NgramDrafter() if kind == "n-gram" else ModelDrafter(TransformersModel(self._small, model.capacity), GREEDY)
+        )
+        return RunRequest(tuple(prompt), max_new_tokens, drafter, num_drafts=num_drafts)
+
+
+class ClockedModel(BatchModel):
+    """A target that notes how long its passes take, and when they end."""
+
+    def run(self, ids: Any, tokens: Any, drafts: Any, parents: Any) -> list[torch.Tensor]:
+        self.passes: list[float] = getattr(self, "passes", [])
+        self.ends: list[float] = getattr(self, "ends", [])
+        start = time.perf_counter()
+        answers = super().run(ids, tokens, drafts, parents)
+        self.ends.append(time.perf_counter())
+        self.passes.append(self.ends[-1] - start)
+        return answers
 
 
 class Bench:
@@ -139,51 +164,27 @@ class Bench:
         """Drafters of runs that are there."""
         return KINDS if isinstance(self.drafters, TrainedDrafters) else ("n-gram", "draft model")
 
-    def batch(self, those: list[list[int]], kind: str, k: int) -> Timed:
-        """Texts together by drafts of runs; k = 0 is plain decoding."""
+    def batch(self, those: list[list[int]], kind: str, k: int = 0) -> Timed:
+        """Texts together; k = 0 is plain decoding, and means nothing to trees."""
         capacity = max(map(len, those)) + self.new_tokens + ROOM
-        model = BatchModel(self.decoder, len(those), capacity, self.drafters.layers(kind))
-        ends: list[float] = []
-        passes: list[float] = []
-
-        def run(ids: list[int], tokens: list[list[int]]) -> list[torch.Tensor]:
-            start = time.perf_counter()
-            answers = model.run(ids, tokens)
-            ends.append(time.perf_counter())
-            passes.append(ends[-1] - start)
-            return answers
-
-        clocked = [Clocked(self.drafters.run_drafter(kind, model.source(i), capacity)) for i in range(len(those))]
+        model = ClockedModel(self.decoder, len(those), capacity, self.drafters.layers(kind))
         requests = [
-            SpeculativeRequest(tuple(prompt), self.new_tokens, drafter, num_drafts=k)
-            for prompt, drafter in zip(those, clocked, strict=True)
+            self.drafters.request(kind, model, index, prompt, self.new_tokens, num_drafts=k)
+            for index, prompt in enumerate(those)
         ]
-        results = speculate_batch(requests, run, model.truncate, self.decoder.config.vocab_size, len(those))
-        seconds = time.perf_counter() - ends[0]
+        clocked: list[Any] = [Clocked(request.drafter) for request in requests]
+        results = speculate_batch(
+            [replace(request, drafter=drafter) for request, drafter in zip(requests, clocked, strict=True)],
+            model,
+            len(those),
+        )
+        seconds = time.perf_counter() - model.ends[0]
         counted = sum(len(result.tokens) - result.rounds[0].emitted for result in results)
         # Features come with the first pass, so that the heads read the prompt in the second call.
         drafting = sum(sum(sorted(drafter.calls)[:-1]) for drafter in clocked)
         rounds = [round_ for result in results for round_ in result.rounds]
-        step = statistics.median(passes[1:]) if len(passes) > 1 else passes[0]
+        step = statistics.median(model.passes[1:]) if len(model.passes) > 1 else model.passes[0]
         return Timed(seconds / max(1, counted), [r.tokens for r in results], rounds, drafting, step)
-
-    def tree(self, prompt: list[int], kind: str) -> tuple[float, tuple[int, ...], list[Round]]:
-        """Seconds per token, prompt included, of one text by trees; its tokens and rounds."""
-        target, drafter = self._pair(kind, prompt)
-        start = time.perf_counter()
-        done = generate(kind, target, drafter, prompt, self.new_tokens)
-        return (time.perf_counter() - start) / self.new_tokens, done.tokens, list(done.rounds)
-
-    def plain_tree(self, prompt: list[int]) -> float:
-        """The same without drafts."""
-        target, drafter = self._pair("n-gram", prompt)
-        start = time.perf_counter()
-        generate("n-gram", target, drafter, prompt, self.new_tokens, num_drafts=0)
-        return (time.perf_counter() - start) / self.new_tokens
-
-    def _pair(self, kind: str, prompt: list[int]) -> tuple[Any, Any]:
-        assert isinstance(self.drafters, TrainedDrafters), "trees grow from trained heads"
-        return self.drafters.pair(kind, len(prompt) + self.new_tokens + ROOM)
 
     def theirs(self, prompt: list[int], **how: Any) -> tuple[float, tuple[int, ...]]:
         """Seconds, prompt included, and tokens of transformers' generate."""
@@ -209,13 +210,14 @@ def pass_costs(bench: Bench, prompt: list[int], size: int, most: int, repeats: i
     """v(k) for k from 0 to `most`: a pass over k + 1 tokens of each text of a batch, in passes over one; medians."""
     model = BatchModel(bench.decoder, size, len(prompt) + most + 1)
     ids = list(range(size))
-    model.run(ids, [prompt] * size)
+    none: list[Any] = [()] * size
+    model.run(ids, [prompt] * size, none, none)
     ratios: list[list[float]] = [[] for _ in range(most + 1)]
     for repeat in range(repeats + 1):
         seconds = []
         for k in range(most + 1):
             start = time.perf_counter()
-            model.run(ids, [prompt[: k + 1]] * size)
+            model.run(ids, [prompt[: k + 1]] * size, none, none)
             seconds.append(time.perf_counter() - start)
             for index in ids:
                 model.truncate(index, len(prompt))
@@ -228,7 +230,7 @@ def pass_costs(bench: Bench, prompt: list[int], size: int, most: int, repeats: i
 def measure(
     bench: Bench, those: list[list[int]], size: int, kinds: Sequence[str], ks: Sequence[int]
 ) -> dict[tuple[str, int], Series]:
-    """All drafters of runs and all k on the prompts of one workload, in batches of a size."""
+    """Drafters and values of k on the prompts of one workload, in batches of a size."""
     series: dict[tuple[str, int], Series] = {}
     for start in range(0, len(those) - size + 1, size):
         batch = those[start : start + size]
@@ -267,23 +269,17 @@ def report(size: int, series: dict[tuple[str, int], Series], verify: list[float]
     return all(entry.same for entry in series.values())
 
 
-def report_trees(bench: Bench, those: list[list[int]]) -> bool:
-    """Measure and print the drafters of trees, alone; whether all texts were the plain ones."""
+def report_trees(bench: Bench, those: list[list[int]], size: int) -> bool:
+    """Measure and print the drafters of trees in batches of a size; whether all texts were the plain ones."""
     same = True
-    rows: dict[str, tuple[list[Round], list[float]]] = {kind: ([], []) for kind in TREES}
-    for prompt in those:
-        plain, text = bench.plain_tree(prompt), bench.batch([prompt], "n-gram", 0).texts[0]
-        for kind, (rounds, speedups) in rows.items():
-            seconds, tokens, more = bench.tree(prompt, kind)
-            rounds += more
-            speedups.append(plain / seconds)
-            same = same and tokens == text
-    for kind, (rounds, speedups) in rows.items():
-        drafts = statistics.mean(round_.drafted for round_ in rounds)
+    for (kind, _), entry in measure(bench, those, size, TREES, [0]).items():
+        drafts = statistics.mean(round_.drafted for round_ in entry.rounds)
+        cost = entry.draft_seconds / max(1, sum(round_.drafted for round_ in entry.rounds))
         print(
-            f"  {kind + ', trees of ' + format(drafts, '.0f'):<34}  {tokens_per_round(rounds):>14.2f}  "
-            f"{'':>16}  {spread(speedups)}"
+            f"  {kind:<12} {size:>5}  trees of {drafts:>5.1f}  {tokens_per_round(entry.rounds):>14.2f}  {'':>9}"
+            f"  {cost / statistics.median(entry.step_seconds):>5.2f}  {spread(entry.speedups)}"
         )
+        same = same and entry.same
     return same
 
 
@@ -353,13 +349,15 @@ def main() -> None:
         all_same = report(1, measure(bench, alone, 1, bench.kinds, arguments.drafts), costs[1]) and all_same
         for size in arguments.batches:
             kinds = [kind for kind in IN_COMPANY if kind in bench.kinds]
-            company = measure(bench, those, size, kinds, [min(arguments.drafts), max(arguments.drafts)])
+            company = measure(bench, those, size, kinds, sorted({min(arguments.drafts), max(arguments.drafts)}))
             all_same = report(size, company, costs[size]) and all_same
         if arguments.draft is None:
-            all_same = report_trees(bench, alone) and all_same
+            all_same = report_trees(bench, alone, 1) and all_same
+            for size in arguments.batches:
+                all_same = report_trees(bench, those, size) and all_same
         report_peer(bench, alone, max(arguments.drafts))
     print(f"\nthe plain text on all of our sides: {'yes' if all_same else 'NO, but for near-ties it must be'}")
-    print("speed-ups of transformers and of trees are with the prompt; those of runs without it")
+    print("speed-ups of transformers are with the prompt, ours without it")
     print(load_line("at the end"))
     print("on a GPU: *not verified here*" if machine.gpu is None else "GPU present, not used by this benchmark")
 

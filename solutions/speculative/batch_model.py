@@ -1,4 +1,4 @@
-"""The target for many texts at once: one pass of the decoder over what is new in each, drafts included."""
+"""The target for many texts at once: one pass of the decoder over what is new in each, trees of drafts included."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from labkit.checks import check_count
 from labkit.decoder import Decoder
 from labkit.features import RecordingDecoder
 
+from .lookahead import LookaheadDrafter
+from .tree_model import check_path, checked_pass, pass_layout
+
 
 class BatchModel:
-    """Keys, values and hidden states of many texts, for `speculate_batch`: give it `run` and `truncate`.
+    """Keys, values and hidden states of many texts: `TreeModel` and `FeatureModel` for `speculate_batch`.
 
-    A pass is as wide as the text with the most new tokens; the others are filled up, and what fills them is computed
-    and thrown away. So drafts of one request cost time in all rows.
+    A pass is as wide as the text with the most new tokens and drafts; the others are filled up, and what fills them is
+    computed and thrown away. So drafts of one request cost time in all rows.
 
     Args:
         decoder: the given decoder.
@@ -39,62 +42,106 @@ class BatchModel:
         self._keys, self._values = (torch.zeros(shape, dtype=decoder.dtype) for _ in range(2))
         self._features = torch.zeros(texts, capacity, self._recorder.width, dtype=decoder.dtype)
         self._lengths = [0] * texts
+        self._num_drafts = [0] * texts
         self._capacity = capacity
+        self._observers: dict[int, LookaheadDrafter] = {}
 
-    def run(self, ids: list[int], tokens: list[list[int]]) -> list[Tensor]:
-        """Read new tokens of some texts in one pass.
+    @property
+    def capacity(self) -> int:
+        """Tokens of one text that can be remembered, drafts included."""
+        return self._capacity
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids run from 0 to `vocab_size - 1`."""
+        return self._recorder.config.vocab_size
+
+    def run(
+        self, ids: list[int], tokens: list[list[int]], drafts: list[list[int]], parents: list[Sequence[int]]
+    ) -> list[Tensor]:
+        """Read new tokens of some texts and a tree of drafts behind each, all in one pass.
 
         Args:
             ids: of the texts, none twice.
-            tokens: the new ones of each, at least one.
+            tokens: they continue the text, at least one for each.
+            drafts: ids of the drafts of each, maybe none.
+            parents: for each draft the index of the one before it, -1 for those that follow the text.
 
         Returns:
-            For each text the logits `[new, vocab_size]`.
+            For each text the logits `[tokens + drafts, vocab_size]`, as of `TreeModel.append`.
 
         Raises:
-            ValueError: no texts, one without tokens, or no room. Nothing has run then.
+            ValueError: no texts, one twice, one that isn't there, one without tokens, an id outside the vocabulary,
+                other than one parent for each draft, no room, or drafts that are still there. Nothing has run then.
         """
-        if not ids or len(ids) != len(tokens) or not all(tokens):
-            raise ValueError(f"{len(ids)} texts need as many runs of at least one token, got {list(map(len, tokens))}")
-        for index, new in zip(ids, tokens, strict=True):
-            if self._lengths[index] + len(new) > self._capacity:
-                raise ValueError(
-                    f"text {index}: {self._lengths[index]} + {len(new)} tokens exceed the capacity {self._capacity}"
-                )
-        starts = torch.tensor([self._lengths[index] for index in ids])
-        width = max(map(len, tokens))
-        padded = torch.tensor([new + [0] * (width - len(new)) for new in tokens])
-        places = starts[:, None] + torch.arange(width)
-        end = max(start + len(new) for start, new in zip(starts.tolist(), tokens, strict=True))
-        seen = (torch.arange(end) <= places[..., None])[:, None]
+        rows = self._checked(ids, tokens, drafts, parents)
+        starts = [self._lengths[index] for index in ids]
+        width = max(map(len, rows))
+        end = max(start + len(row) for start, row in zip(starts, rows, strict=True))
+        padded = torch.zeros(len(ids), width, dtype=torch.int64)
+        places = torch.zeros(len(ids), width, dtype=torch.int64)
+        # What fills a row up sees all there is: it is thrown away, but a softmax over nothing would be NaN.
+        seen = torch.ones(len(ids), 1, width, end, dtype=torch.bool)
+        for i, (start, new, row, tree) in enumerate(zip(starts, tokens, rows, parents, strict=True)):
+            mask, positions = pass_layout(start, len(new), tree)
+            padded[i, : len(row)] = torch.tensor(row)
+            places[i, : len(row)] = positions
+            seen[i, 0, : len(row)] = F.pad(mask, (0, end - mask.shape[1]))
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
             keys, values = self._keys[layer], self._values[layer]
-            for row, (index, new) in enumerate(zip(ids, tokens, strict=True)):
-                place = slice(self._lengths[index], self._lengths[index] + len(new))
-                keys[index, :, place], values[index, :, place] = k[row, :, : len(new)], v[row, :, : len(new)]
+            for i, (index, start, row) in enumerate(zip(ids, starts, rows, strict=True)):
+                place = slice(start, start + len(row))
+                keys[index, :, place], values[index, :, place] = k[i, :, : len(row)], v[i, :, : len(row)]
             return F.scaled_dot_product_attention(
                 q, keys[ids, :, :end], values[ids, :, :end], attn_mask=seen, enable_gqa=True
             )
 
         with torch.no_grad():
-            # What fills a row up may stand beyond the context; its position means nothing.
-            logits = self._recorder(padded, places.clamp(max=self._recorder.config.max_context - 1), attend)
-        for row, (index, new) in enumerate(zip(ids, tokens, strict=True)):
-            start = self._lengths[index]
-            self._features[index, start : start + len(new)] = self._recorder.recorded[row, : len(new)]
-            self._lengths[index] += len(new)
-        return [logits[row, : len(new)] for row, new in enumerate(tokens)]
+            logits = self._recorder(padded, places, attend)
+        answers = [logits[i, : len(row)] for i, row in enumerate(rows)]
+        for i, (index, row) in enumerate(zip(ids, rows, strict=True)):
+            self._features[index, starts[i] : starts[i] + len(row)] = self._recorder.recorded[i, : len(row)]
+            self._lengths[index] += len(row)
+            self._num_drafts[index] = len(drafts[i])
+            if index in self._observers:
+                likeliest = answers[i][len(tokens[i]) - 1 :].argmax(-1).tolist()
+                self._observers[index].observe(drafts[i], parents[i], likeliest)
+        return answers
+
+    def keep(self, index: int, path: Sequence[int]) -> None:
+        """Make the drafts of a path part of a text, in this order, and forget its others.
+
+        Args:
+            index: of the text.
+            path: indices of drafts of its last pass, each the parent of the next; may be empty.
+
+        Raises:
+            ValueError: an index that is no draft, or they aren't in rising order. Nothing has changed then.
+        """
+        check_path(path, self._num_drafts[index])
+        start = self._lengths[index] - self._num_drafts[index]
+        self._lengths[index] = start + len(path)
+        self._num_drafts[index] = 0
+        if list(path) == list(range(len(path))):
+            return
+        kept = [start + draft for draft in path]
+        place = slice(start, start + len(path))
+        self._keys[:, index, :, place] = self._keys[:, index][:, :, kept]
+        self._values[:, index, :, place] = self._values[:, index][:, :, kept]
+        self._features[index, place] = self._features[index, kept]
 
     def truncate(self, index: int, length: int) -> None:
         """Forget the tokens of a text from position `length` on.
 
         Raises:
-            ValueError: `length` is no int from 0 to the text's present length.
+            ValueError: `length` is no int from 0 to the text's present length, or drafts are still there.
         """
         check_count("length", length, 0)
         if length > self._lengths[index]:
             raise ValueError(f"length must be at most the {self._lengths[index]} tokens remembered, got {length}")
+        if self._num_drafts[index]:
+            raise ValueError(f"{self._num_drafts[index]} drafts are still here; say with keep which of them came true")
         self._lengths[index] = length
 
     def source(self, index: int) -> TextFeatures:
@@ -102,8 +149,32 @@ class BatchModel:
         return TextFeatures(self, index)
 
     def features_of(self, index: int) -> Tensor:
-        """Row i of token i, `[length, width]`."""
+        """Row i of token i, `[length, width]`; rows of drafts count until `keep` says which came true."""
         return self._features[index, : self._lengths[index]]
+
+    def let_observe(self, index: int, drafter: LookaheadDrafter) -> None:
+        """Tell a drafter what the target says behind each draft of one text, as `LookaheadModel` does."""
+        self._observers[index] = drafter
+
+    def _checked(
+        self, ids: list[int], tokens: list[list[int]], drafts: list[list[int]], parents: list[Sequence[int]]
+    ) -> list[list[int]]:
+        """All ids of each text's part of a pass, or a ValueError."""
+        if not ids or len(set(ids)) != len(ids) or not len(ids) == len(tokens) == len(drafts) == len(parents):
+            raise ValueError(
+                f"a pass needs different texts, and tokens, drafts and parents for each; got texts {ids} with "
+                f"{len(tokens)}, {len(drafts)} and {len(parents)}"
+            )
+        if any(not 0 <= index < len(self._lengths) for index in ids):
+            raise ValueError(f"ids of texts run from 0 to {len(self._lengths) - 1}, got {ids}")
+        rows = []
+        for index, new, guesses, before in zip(ids, tokens, drafts, parents, strict=True):
+            room = self._capacity - self._lengths[index]
+            try:
+                rows.append(checked_pass(new, guesses, before, self.vocab_size, self._num_drafts[index], room))
+            except ValueError as error:
+                raise ValueError(f"text {index}: {error}") from error
+        return rows
 
 
 @dataclass(frozen=True)

@@ -1,86 +1,71 @@
-"""Speculation for many requests at once: one pass of the target and one verification for all of them a step."""
+"""Speculation for many requests at once: one pass of the target a step for all of them, runs and trees side by side."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from labkit.checks import check_count, check_tokens
 from labkit.distribution import token_distribution
-from labkit.drafting import Draft, Drafter, Round, Speculation
-from labkit.sampling_params import SamplingParams
+from labkit.drafting import Round, Speculation
 
-from .drafts import draft_probs, widen
-from .loop import GREEDY, Distribution
-from .rounds import ACCEPT, DRAFT, OWN, Allowed, Finished, judgeable_drafts, place_uniform, until_the_end
-from .verification import verify
-
-RunStep = Callable[[list[int], list[list[int]]], Sequence[Tensor]]
-Truncate = Callable[[int, int], None]
+from .batch_requests import RunRequest, TreeRequest
+from .loop import Distribution, RunRound, judge_runs, open_run
+from .rounds import until_the_end
+from .tree_loop import TreeRound, open_tree
 
 
-@dataclass(frozen=True)
-class SpeculativeRequest:
-    """What someone asks for, and who drafts for it; the arguments mean what they mean in `speculate`.
+class BatchTarget(Protocol):
+    """A model that reads new tokens and drafts of many texts in one pass; `BatchModel` is one."""
 
-    Args:
-        prompt: token ids, at least one.
-        max_new_tokens: the most tokens to generate, at least 1.
-        drafter: nobody else's, since it may remember the text.
-        params: how the target's tokens are drawn.
-        num_drafts: the most drafts a round.
-        stop_tokens: ids that end the text.
-        finished: called with the generated tokens after each of them; True ends the text there.
-        allowed: the mask of tokens that may follow a text.
-        arrival: the first step in which the request may run.
+    @property
+    def vocab_size(self) -> int:
+        """Token ids run from 0 to `vocab_size - 1`."""
 
-    Raises:
-        ValueError: a value outside these limits.
-    """
+    @property
+    def capacity(self) -> int:
+        """Tokens of one text that can be remembered, drafts included."""
 
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    drafter: Drafter
-    params: SamplingParams = GREEDY
-    num_drafts: int = 4
-    stop_tokens: tuple[int, ...] = ()
-    finished: Finished | None = None
-    allowed: Allowed | None = None
-    arrival: int = 0
+    def run(
+        self, ids: list[int], tokens: list[list[int]], drafts: list[list[int]], parents: list[Sequence[int]]
+    ) -> Sequence[Tensor]:
+        """Reads new tokens of some texts and a tree of drafts behind each.
 
-    def __post_init__(self) -> None:
-        check_tokens("prompt", self.prompt)
-        check_count("max_new_tokens", self.max_new_tokens, 1)
-        check_count("num_drafts", self.num_drafts, 0)
-        check_count("arrival", self.arrival, 0)
+        Args:
+            ids: of the texts.
+            tokens: they continue the text, at least one for each.
+            drafts: of each, maybe none.
+            parents: for each draft the index of the one before it, -1 for those that follow the text.
+
+        Returns:
+            For each text the logits `[tokens + drafts, vocab_size]`.
+        """
+
+    def keep(self, index: int, path: Sequence[int]) -> None:
+        """Makes the drafts of a path part of a text and forgets its others."""
 
 
 def speculate_batch(
-    requests: Sequence[SpeculativeRequest],
-    run: RunStep,
-    truncate: Truncate,
-    vocab_size: int,
+    requests: Sequence[RunRequest | TreeRequest],
+    target: BatchTarget,
     max_running: int,
     distribution: Distribution = token_distribution,
 ) -> list[Speculation]:
     """Generate for many requests, each at its own pace, with continuous batching.
 
     A request joins as soon as it has arrived and one of `max_running` places is free, and leaves when its text ends.
-    In each step every running request drafts, one ragged pass reads the new tokens and drafts of all, and one call of
-    `verify` judges them, each row with its own number of drafts. Random numbers belong to the places of a request's
-    own text, so that it gets the very tokens that `speculate` would give it alone, whoever shares the batch.
+    In each step every running request drafts, and one ragged pass reads the new tokens and drafts of all: to the target
+    a run is a tree without branches. One call of `verify` then judges all runs, each with its own number of drafts, and
+    each tree is judged by its own rule. Random numbers belong to the places of a request's own text, so that it gets
+    the very tokens that `speculate` or `speculate_tree` would give it alone, whoever shares the batch.
 
     Args:
-        requests: what is asked for; the id of a request is its index.
-        run: the target, called once a step as `run(ids, tokens)`; returns for each request the logits
-            `[new tokens, vocab_size]`. It never holds more of one than prompt + max_new_tokens - 1 tokens.
-        truncate: called as `truncate(id, length)` after each step for each request that ran; makes the target forget
-            its tokens from `length` on. The last call leaves the text but its last token.
-        vocab_size: of the target.
+        requests: what is asked for; the id of a request, and of its text in the target, is its index.
+        target: remembers none of the texts. It never holds more of one with runs than prompt + max_new_tokens - 1
+            tokens; trees are cut to what is left of its capacity. At the end it remembers each text but its last token.
         max_running: the most requests in one step, at least 1.
         distribution: called as `distribution(logits, params)` for each request.
 
@@ -88,14 +73,20 @@ def speculate_batch(
         The tokens and rounds of each request.
 
     Raises:
-        ValueError: a prompt with ids outside the vocabulary, or `max_running` no int of at least 1. Nothing has run
-            then.
+        ValueError: a prompt with ids outside the vocabulary, a text that in the longest case exceeds the target's
+            capacity, or `max_running` no int of at least 1. Nothing has run then.
 
     Source: Leviathan et al. 2023 (2211.17192); Yu et al. 2022 (Orca, OSDI); module sections 2.1 and 3.
     """
     check_count("max_running", max_running, 1)
     for index, request in enumerate(requests):
-        check_tokens(f"requests[{index}].prompt", request.prompt, vocab_size)
+        check_tokens(f"requests[{index}].prompt", request.prompt, target.vocab_size)
+        needed = len(request.prompt) + request.max_new_tokens - 1
+        if needed > target.capacity:
+            raise ValueError(
+                f"requests[{index}]: a prompt of {len(request.prompt)} and {request.max_new_tokens} new tokens need "
+                f"room for {needed}, but the capacity is {target.capacity}; shorten the prompt or lower max_new_tokens"
+            )
     texts = [_Text(request) for request in requests]
     waiting = deque(sorted(range(len(texts)), key=lambda index: requests[index].arrival))
     running: list[int] = []
@@ -106,80 +97,52 @@ def speculate_batch(
         step += 1
         if not running:
             continue
-        drafting = [texts[index].draft(vocab_size) for index in running]
-        new = [[*texts[i].pending, *one.readable] for i, one in zip(running, drafting, strict=True)]
-        answers = run(list(running), new)
-        p = [
-            distribution(one.masked(logits), requests[i].params)
-            for i, one, logits in zip(running, drafting, answers, strict=True)
-        ]
-        for index, (tokens, kept) in zip(running, _verify_all(p, drafting), strict=True):
-            texts[index].extend(tokens, kept)
-            truncate(index, len(texts[index].text) - 1)
+        those = [texts[index] for index in running]
+        rounds = [text.open_round(target) for text in those]
+        answers = target.run(
+            list(running),
+            [text.pending for text in those],
+            [now.readable for now in rounds],
+            [now.parents for now in rounds],
+        )
+        logits = [rows[-len(now.readable) - 1 :] for now, rows in zip(rounds, answers, strict=True)]
+        verdicts = _judge_all(those, rounds, logits, distribution)
+        for index, text, now, (path, tokens) in zip(running, those, rounds, verdicts, strict=True):
+            target.keep(index, text.extend(now, path, tokens))
         running = [index for index in running if not texts[index].ended]
     return [Speculation(tuple(text.generated), tuple(text.rounds)) for text in texts]
 
 
-@dataclass(frozen=True)
-class _Drafting:
-    """One request's part of a step.
-
-    Args:
-        draft: what its drafter handed over.
-        drafts: those of its tokens that will be judged.
-        masks: of allowed tokens, for each place that the target can read and the one behind.
-        uniforms: `[drafts + 1, 2]`, to judge and to draw.
-        masking: whether the masks say anything.
-    """
-
-    draft: Draft
-    drafts: list[int]
-    masks: list[Tensor]
-    uniforms: Tensor
-    masking: bool
-
-    @property
-    def readable(self) -> list[int]:
-        """The drafts that the target reads; one that it can't read is judged without."""
-        return self.drafts[: len(self.masks) - 1]
-
-    def masked(self, logits: Tensor) -> Tensor:
-        """The rows that judge drafts, without the tokens that may not follow."""
-        rows = logits[-len(self.masks) :]
-        return rows.masked_fill(~torch.stack(self.masks), -torch.inf) if self.masking else rows
-
-
-@dataclass
 class _Text:
     """A request and what has become of it."""
 
-    request: SpeculativeRequest
-    text: list[int] = field(default_factory=list)
-    generated: list[int] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    pending: list[int] = field(default_factory=list)
-    ended: bool = False
-    num_drafted: int = 0
+    def __init__(self, request: RunRequest | TreeRequest) -> None:
+        self.request = request
+        self.text, self.pending = list(request.prompt), list(request.prompt)
+        self.generated: list[int] = []
+        self.rounds: list[Round] = []
+        self.ended = False
 
-    def __post_init__(self) -> None:
-        self.text, self.pending = list(self.request.prompt), list(self.request.prompt)
-
-    def draft(self, vocab_size: int) -> _Drafting:
-        """Ask the drafter, for no more than the text has room for."""
+    def open_round(self, target: BatchTarget) -> RunRound | TreeRound:
+        """Ask the drafter, for no more than the text and the target have room for."""
         request, place = self.request, len(self.generated)
-        most = min(request.num_drafts, request.max_new_tokens - place - 1)
-        draws = [place_uniform(request.params, place + i, DRAFT) for i in range(most)]
-        draft = request.drafter.propose(list(self.text), most, draws) if most else Draft(())
-        drafts, masks = judgeable_drafts(draft, most, self.text, vocab_size, request.allowed)
-        places = range(place, place + len(drafts) + 1)
-        uniforms = [[place_uniform(request.params, at, use) for use in (ACCEPT, OWN)] for at in places]
-        self.num_drafted = len(drafts)
-        return _Drafting(
-            draft, drafts, masks, torch.tensor(uniforms, dtype=torch.float64), request.allowed is not None
-        )  # fmt: skip
+        most = request.max_new_tokens - place - 1
+        if isinstance(request, TreeRequest):
+            room = target.capacity - len(self.text)
+            return open_tree(
+                request.drafter, self.text, place, most, room, target.vocab_size, request.params, request.allowed
+            )
+        most = min(request.num_drafts, most)
+        return open_run(request.drafter, self.text, place, most, target.vocab_size, request.params, request.allowed)
 
-    def extend(self, tokens: list[int], kept: int) -> None:
-        """Take over what was verified, up to the token that ends the text."""
+    def extend(self, now: RunRound | TreeRound, path: Sequence[int], tokens: list[int]) -> Sequence[int]:
+        """Take over what was judged, up to the token that ends the text; returns the drafts that the target keeps.
+
+        Args:
+            now: the round.
+            path: drafts that were kept.
+            tokens: they, and the target's own.
+        """
         request = self.request
         emitted, self.ended = until_the_end(
             tokens, self.generated, request.max_new_tokens, request.stop_tokens, request.finished
@@ -187,25 +150,25 @@ class _Text:
         self.generated += emitted
         self.text += emitted
         self.pending = self.text[-1:]
-        self.rounds.append(Round(self.num_drafted, min(kept, len(emitted)), len(emitted)))
+        self.rounds.append(Round(now.num_drafts, min(len(path), len(emitted)), len(emitted)))
+        # The last token of the text is never read, drafted or not.
+        return path[: len(emitted) - 1]
 
 
-def _verify_all(p: list[Tensor], drafting: list[_Drafting]) -> list[tuple[list[int], int]]:
-    """Judge the drafts of all requests in one call; for each the tokens let through and how many are drafts."""
-    counts = [len(one.drafts) for one in drafting]
-    q = [draft_probs(one.draft, count, rows.shape[1]) for one, count, rows in zip(drafting, counts, p, strict=True)]
-    k, width = max(counts), max(rows.shape[1] for rows in q)
-    size = len(drafting)
-    all_p = torch.zeros(size, k + 1, width, dtype=torch.float64)
-    all_q = torch.zeros(size, k, width, dtype=torch.float64)
-    drafts = torch.zeros(size, k, dtype=torch.int64)
-    uniforms = torch.zeros(size, k + 1, 2, dtype=torch.float64)
-    for row, (one, count) in enumerate(zip(drafting, counts, strict=True)):
-        rows = widen(p[row], width)
-        # A draft that the target couldn't read has no row behind it, and needs none.
-        all_p[row, : count + 1] = torch.cat([rows, rows[-1:]])[: count + 1]
-        all_q[row, :count] = widen(q[row], width)
-        drafts[row, :count] = torch.tensor(one.drafts, dtype=torch.int64)
-        uniforms[row, : count + 1] = one.uniforms
-    tokens, kept = verify(all_p, all_q, drafts, uniforms, torch.tensor(counts))
-    return [(row[: count + 1].tolist(), int(count)) for row, count in zip(tokens, kept, strict=True)]
+def _judge_all(
+    texts: list[_Text], rounds: list[RunRound | TreeRound], logits: list[Tensor], distribution: Distribution
+) -> list[tuple[Sequence[int], list[int]]]:
+    """For each text the drafts that are kept, and with the target's own the tokens that come of them."""
+    p = [
+        distribution(now.masked(rows), text.request.params)
+        for text, now, rows in zip(texts, rounds, logits, strict=True)
+    ]
+    runs = {i: now for i, now in enumerate(rounds) if isinstance(now, RunRound)}
+    verdicts: dict[int, tuple[Sequence[int], list[int]]] = {}
+    if runs:
+        judged = judge_runs(list(runs.values()), [p[i] for i in runs])
+        verdicts = {i: (range(kept), tokens) for i, (tokens, kept) in zip(runs, judged, strict=True)}
+    for i, (text, now) in enumerate(zip(texts, rounds, strict=True)):
+        if isinstance(now, TreeRound) and isinstance(text.request, TreeRequest):
+            verdicts[i] = now.judged(p[i], text.request.judge)
+    return [verdicts[i] for i in range(len(texts))]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+# BEGIN SOLUTION
+from dataclasses import dataclass
+
+# END SOLUTION
 import torch
 from torch import Tensor
 
@@ -76,45 +80,116 @@ def speculate(
             f"{needed}, but the capacity is {target.capacity}; shorten the prompt or lower max_new_tokens"
         )
     # BEGIN SOLUTION
-    start, pending = target.length, ids
+    start, pending, ended = target.length, ids, False
     text, generated, rounds = list(ids), list[int](), list[Round]()
-    while len(generated) < max_new_tokens:
+    while not ended:
         place = len(generated)
         # The last token needs no draft: a pass gives one token more than it verifies. Nor does it need room.
         most = min(num_drafts, max_new_tokens - place - 1)
-        draws = [place_uniform(params, place + i, DRAFT) for i in range(most)]
-        draft = drafter.propose(list(text), most, draws) if most else Draft(())
-        drafts, masks = judgeable_drafts(draft, most, text, target.vocab_size, allowed)
-        # A last draft that the target can't read is judged all the same: with p = 0, not by dropping it.
-        readable = len(masks) - 1
-        logits = target.append([*pending, *drafts[:readable]])[-readable - 1 :]
-        if allowed is not None:
-            logits = logits.masked_fill(~torch.stack(masks), -torch.inf)
-        tokens, kept = _judge(distribution(logits, params), draft, drafts, params, place)
+        now = open_run(drafter, text, place, most, target.vocab_size, params, allowed)
+        logits = target.append([*pending, *now.readable])[-len(now.readable) - 1 :]
+        [(tokens, kept)] = judge_runs([now], [distribution(now.masked(logits), params)])
         emitted, ended = until_the_end(tokens, generated, max_new_tokens, stop_tokens, finished)
         generated += emitted
         text += emitted
-        rounds.append(Round(len(drafts), min(kept, len(emitted)), len(emitted)))
+        rounds.append(Round(now.num_drafts, min(kept, len(emitted)), len(emitted)))
         target.truncate(start + len(text) - 1)
-        if ended:
-            break
         pending = text[-1:]
     return Speculation(tuple(generated), tuple(rounds))
     # END SOLUTION
 
 
 # BEGIN SOLUTION
-def _judge(p: Tensor, draft: Draft, drafts: list[int], params: SamplingParams, place: int) -> tuple[list[int], int]:
-    """The tokens that `verify` lets through, and how many of them are drafts."""
-    q = draft_probs(draft, len(drafts), p.shape[1])
-    p = widen(p, q.shape[1])
-    # Behind a draft that the target couldn't read there is no row, and none is needed; any distribution will do.
-    p = torch.cat([p, p[-1:]])[: len(drafts) + 1]
+@dataclass(frozen=True)
+class RunRound:
+    """A round of one text, alone or in a batch: what the target is to read, and what it takes to judge its answer.
+
+    Args:
+        draft: what the drafter handed over.
+        drafts: those of its tokens that will be judged.
+        readable: those of them that the target reads; a last one that it can't read is judged all the same, with p = 0,
+            not by dropping it.
+        masks: of the tokens that may follow the text and each readable draft, `[readable + 1, vocab_size]`; None allows
+            all.
+        uniforms: `[drafts + 1, 2]`, to judge and to draw.
+    """
+
+    draft: Draft
+    drafts: list[int]
+    readable: list[int]
+    masks: Tensor | None
+    uniforms: Tensor
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """A run as a tree: each draft follows the one before it."""
+        return range(-1, len(self.readable) - 1)
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that are judged."""
+        return len(self.drafts)
+
+    def masked(self, logits: Tensor) -> Tensor:
+        """The rows that judge drafts, without the tokens that may not follow."""
+        return logits if self.masks is None else logits.masked_fill(~self.masks, -torch.inf)
+
+
+def open_run(
+    drafter: Drafter,
+    text: list[int],
+    place: int,
+    most: int,
+    vocab_size: int,
+    params: SamplingParams,
+    allowed: Allowed | None,
+) -> RunRound:
+    """Ask a drafter for drafts behind a text of which `place` tokens were generated.
+
+    Args:
+        drafter: nobody trusts it.
+        text: so far.
+        place: tokens of it that were generated.
+        most: drafts, at most.
+        vocab_size: of the target.
+        params: hold the seed.
+        allowed: as in `speculate`.
+    """
+    draws = [place_uniform(params, place + i, DRAFT) for i in range(most)]
+    draft = drafter.propose(list(text), most, draws) if most else Draft(())
+    drafts, masks = judgeable_drafts(draft, most, text, vocab_size, allowed)
     uniforms = [[place_uniform(params, place + i, use) for use in (ACCEPT, OWN)] for i in range(len(drafts) + 1)]
-    tokens, kept = verify(
-        p[None], q[None], torch.tensor([drafts], dtype=torch.int64), torch.tensor([uniforms], dtype=torch.float64)
-    )
-    return tokens[0, : int(kept) + 1].tolist(), int(kept)
+    return RunRound(
+        draft, drafts, drafts[: len(masks) - 1], None if allowed is None else torch.stack(masks),
+        torch.tensor(uniforms, dtype=torch.float64),
+    )  # fmt: skip
+
+
+def judge_runs(rounds: Sequence[RunRound], p: Sequence[Tensor]) -> list[tuple[list[int], int]]:
+    """Judge the drafts of many texts in one call of `verify`.
+
+    Args:
+        rounds: one of each text.
+        p: the target's distributions for each, `[readable + 1, vocab_size]`.
+
+    Returns:
+        For each the tokens that are let through, and how many of them are drafts.
+    """
+    counts = [len(now.drafts) for now in rounds]
+    q = [draft_probs(now.draft, count, rows.shape[1]) for now, count, rows in zip(rounds, counts, p, strict=True)]
+    size, k, width = len(rounds), max(counts), max(rows.shape[1] for rows in q)
+    all_p = torch.zeros(size, k + 1, width, dtype=torch.float64)
+    all_q = torch.zeros(size, k, width, dtype=torch.float64)
+    drafts = torch.zeros(size, k, dtype=torch.int64)
+    uniforms = torch.zeros(size, k + 1, 2, dtype=torch.float64)
+    for row, (now, count) in enumerate(zip(rounds, counts, strict=True)):
+        # Behind a draft that the target couldn't read there is no row, and none is needed; any distribution will do.
+        all_p[row, : count + 1] = torch.cat([widen(p[row], width), widen(p[row][-1:], width)])[: count + 1]
+        all_q[row, :count] = widen(q[row], width)
+        drafts[row, :count] = torch.tensor(now.drafts, dtype=torch.int64)
+        uniforms[row, : count + 1] = now.uniforms
+    tokens, kept = verify(all_p, all_q, drafts, uniforms, torch.tensor(counts))
+    return [(row[: int(count) + 1].tolist(), int(count)) for row, count in zip(tokens, kept, strict=True)]
 
 
 # END SOLUTION

@@ -17,6 +17,8 @@ from labkit.trained_heads import DraftModel, TrainedHead, load_head
 from labkit.trained_heads.loading import FOLDER
 
 from .adaptive import AdaptiveDrafter
+from .batch_model import BatchModel
+from .batch_requests import RunRequest, TreeRequest
 from .dynamic_tree import DynamicTreeDrafter
 from .eagle import EagleHead
 from .eagle3 import Eagle3Head
@@ -31,9 +33,9 @@ from .ngram import NgramDrafter
 from .tree_loop import speculate_tree
 
 RUNS = ("n-gram", "draft model", "EAGLE", "EAGLE-3", "MTP", "adaptive")
-"""Drafters of runs, which may share a batch."""
+"""Drafters of runs."""
 TREES = ("Medusa", "EAGLE-2", "lookahead")
-"""Drafters of trees, one text at a time."""
+"""Drafters of trees."""
 _HEADS = {"EAGLE": ("eagle", EagleHead), "EAGLE-2": ("eagle", EagleHead), "EAGLE-3": ("eagle3", Eagle3Head),
           "MTP": ("mtp", MtpHead)}  # fmt: skip
 
@@ -109,7 +111,7 @@ class TrainedDrafters:
         return FeatureDrafter(source, head(own.config, own.weights, own.target_ids), params)
 
     def tree_drafter(self, kind: str, source: FeatureSource) -> MedusaDrafter | DynamicTreeDrafter:
-        """A drafter of trees for one text; lookahead's is part of its target.
+        """A drafter of trees for one text; lookahead's reads no features.
 
         Raises:
             ValueError: another kind than "Medusa" and "EAGLE-2".
@@ -143,12 +145,47 @@ class TrainedDrafters:
             lookahead_model: made as `lookahead_model(decoder, capacity, drafter)`.
         """
         if kind == "lookahead":
-            lookahead = LookaheadDrafter(window=3, ngram=3, max_guesses=3)
+            lookahead = lookahead_drafter()
             return lookahead_model(self.decoder, capacity, lookahead), lookahead
         target = feature_model(self.decoder, capacity, self.layers(kind))
         if kind in TREES:
             return target, self.tree_drafter(kind, target)
         return target, self.run_drafter(kind, target, capacity, params)
+
+    def request(
+        self,
+        kind: str,
+        model: BatchModel,
+        index: int,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        params: SamplingParams = GREEDY,
+        num_drafts: int = 4,
+    ) -> RunRequest | TreeRequest:
+        """A text of a batch, with a new drafter that reads along with it.
+
+        Args:
+            kind: one of `RUNS` or `TREES`.
+            model: the target, made for the `layers` of this kind.
+            index: of the text in it.
+            prompt: token ids.
+            max_new_tokens: the most tokens to generate.
+            params: how tokens and drafts of runs are drawn.
+            num_drafts: the most drafts of a run.
+        """
+        if kind in RUNS:
+            runs = self.run_drafter(kind, model.source(index), model.capacity, params)
+            return RunRequest(tuple(prompt), max_new_tokens, runs, params, num_drafts)
+        if kind != "lookahead":
+            return TreeRequest(tuple(prompt), max_new_tokens, self.tree_drafter(kind, model.source(index)), params)
+        lookahead = lookahead_drafter()
+        model.let_observe(index, lookahead)
+        return TreeRequest(tuple(prompt), max_new_tokens, lookahead, params)
+
+
+def lookahead_drafter() -> LookaheadDrafter:
+    """Small, as the other trees are."""
+    return LookaheadDrafter(window=3, ngram=3, max_guesses=3)
 
 
 def generate(

@@ -8,7 +8,6 @@ from labkit.drafting import DraftTree
 
 from .acceptance import can_have_drawn
 from .drafts import widen
-from .tree import tree_positions
 
 
 def usable_tree(tree: DraftTree, max_depth: int, room: int, vocab_size: int) -> DraftTree:
@@ -17,6 +16,7 @@ def usable_tree(tree: DraftTree, max_depth: int, room: int, vocab_size: int) -> 
     A draft goes, and with it all that was built on it,
 
     - if it is deeper than `max_depth`, since the text ends before it;
+    - if its parent is neither the text nor an earlier draft, which a `DraftTree` would have refused;
     - if its row is no distribution, or can't have drawn it: then its younger siblings go, too, because they are
       judged by what that row leaves;
     - if it follows a draft outside the target's vocabulary, which the target can't read. That one itself stays, to be
@@ -36,19 +36,19 @@ def usable_tree(tree: DraftTree, max_depth: int, room: int, vocab_size: int) -> 
     probs = tree.probs
     if probs is not None and (probs.dim() != 2 or probs.shape[0] != len(tree.tokens) or probs.shape[1] == 0):
         return DraftTree((), ())
-    depths = tree_positions(tree.parents, 1).tolist()
-    # Nodes below which nothing more is taken: the dropped ones, those with a bad child, and the unreadable ones.
-    closed: set[int] = set()
+    # Who may have children, and how deep it stands: neither dropped drafts, nor those with a bad child, nor those that
+    # can't be read.
+    depths = {-1: 0}
     kept: list[int] = []
-    for index, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-        if parent in closed or depths[index] > max_depth:
-            closed.add(index)
-        elif not can_have_drawn(None if probs is None else probs[index], token):
-            closed |= {index, parent}
-        else:
-            kept.append(index)
-            if token >= vocab_size:
-                closed.add(index)
+    for index, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=False)):
+        if depths.get(parent, max_depth) >= max_depth:
+            continue
+        if not can_have_drawn(None if probs is None else probs[index], token):
+            del depths[parent]
+            continue
+        kept.append(index)
+        if token < vocab_size:
+            depths[index] = depths[parent] + 1
     del kept[max(room, 0) :]
     new = {-1: -1, **{old: index for index, old in enumerate(kept)}}
     return DraftTree(

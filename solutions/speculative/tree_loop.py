@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+# BEGIN SOLUTION
+from dataclasses import dataclass
+
+# END SOLUTION
 import torch
 from torch import Tensor
 
@@ -14,6 +18,7 @@ from labkit.randomness import uniform
 from labkit.sampling_params import SamplingParams
 
 from .drafts import widen
+from .rounds import Allowed, Finished, until_the_end
 from .tree import verify_tree
 from .tree_drafts import tree_width, usable_tree
 from .tree_model import TreeModel
@@ -33,6 +38,8 @@ def speculate_tree(
     max_new_tokens: int,
     params: SamplingParams = GREEDY,
     stop_tokens: Collection[int] = (),
+    finished: Finished | None = None,
+    allowed: Allowed | None = None,
     distribution: Distribution = token_distribution,
     judge: Judge = verify_tree,
 ) -> Speculation:
@@ -45,11 +52,15 @@ def speculate_tree(
     Args:
         target: empty, or it remembers what comes before the prompt.
         drafter: called as `propose_tree(prompt + generated, max_depth, uniforms)`. Whatever it does can cost speed,
-            never correctness: see `usable_tree`.
+            never correctness: see `usable_tree`. An exception of the drafter ends the generation.
         prompt: token ids, at least one.
         max_new_tokens: the most tokens to generate.
         params: how the target's tokens are drawn; temperature 0 by default.
         stop_tokens: ids that end the text, wherever in a round they come up.
+        finished: called with the generated tokens after each of them; True ends the text there.
+        allowed: called with prompt + generated + the drafts of a path; a bool mask `[vocab_size]` of the tokens that
+            may follow. Others get probability 0 there, drafted or not. Never asked behind a draft that may not stand
+            where it stands.
         distribution: called as `distribution(logits, params)`.
         judge: called as `judge(p, tree, uniforms)`, see `verify_tree`; with another one than that the text need not
             follow the target.
@@ -70,30 +81,104 @@ def speculate_tree(
         )
     # BEGIN SOLUTION
     text, generated, rounds = list(ids), list[int](), list[Round]()
-    pending = ids
-    while True:
-        base, depth = len(generated) * PLACE, max_new_tokens - len(generated) - 1
-        draws = [uniform(params.seed, base + PLACE // 2 + i) for i in range(64)]
-        proposed = drafter.propose_tree(list(text), depth, draws) if depth else DraftTree((), ())
+    pending, ended = ids, False
+    while not ended:
+        depth = max_new_tokens - len(generated) - 1
         room = target.capacity - target.length - len(pending)
-        tree = usable_tree(proposed, depth, room, target.vocab_size)
-        # What the target can't read is never kept: any token may hold its place in the pass.
-        readable = [token if token < target.vocab_size else 0 for token in tree.tokens]
-        logits = target.append(pending, readable, tree.parents)[len(pending) - 1 :]
-        rows = range(len(tree.tokens) + 1)
-        numbers = [[uniform(params.seed, base + 2 * row + use) for use in (0, 1)] for row in rows]
-        p = widen(distribution(logits, params), tree_width(tree, target.vocab_size))
-        path, own = judge(p, tree, torch.tensor(numbers, dtype=torch.float64))
-        emitted = [*(tree.tokens[index] for index in path), own]
-        ends = [i for i, token in enumerate(emitted, start=1) if token in stop_tokens]
-        count = min([*ends, len(emitted)])
-        generated += emitted[:count]
-        text += emitted[:count]
-        rounds.append(Round(len(tree.tokens), min(len(path), count), count))
-        ended = bool(ends) or len(generated) == max_new_tokens
+        now = open_tree(drafter, text, len(generated), depth, room, target.vocab_size, params, allowed)
+        logits = target.append(pending, now.readable, now.parents)[len(pending) - 1 :]
+        path, tokens = now.judged(distribution(now.masked(logits), params), judge)
+        emitted, ended = until_the_end(tokens, generated, max_new_tokens, stop_tokens, finished)
+        generated += emitted
+        text += emitted
+        rounds.append(Round(now.num_drafts, min(len(path), len(emitted)), len(emitted)))
         # The last token of the text is never read: a round that a kept draft ended leaves that draft out.
-        target.keep(path[: count - 1])
-        if ended:
-            return Speculation(tuple(generated), tuple(rounds))
+        target.keep(path[: len(emitted) - 1])
         pending = text[-1:]
+    return Speculation(tuple(generated), tuple(rounds))
     # END SOLUTION
+
+
+# BEGIN SOLUTION
+@dataclass(frozen=True)
+class TreeRound:
+    """A round of one text, alone or in a batch: what the target is to read, and what it takes to judge its answer.
+
+    Args:
+        tree: the drafts to judge.
+        readable: their ids in the pass. What the target can't read is never kept: any token may hold its place.
+        masks: of the tokens that may follow the text and each draft, `[drafts + 1, vocab_size]`; None allows all.
+        uniforms: `[drafts + 1, 2]`, to judge and to draw.
+    """
+
+    tree: DraftTree
+    readable: list[int]
+    masks: Tensor | None
+    uniforms: Tensor
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """For each draft the index of the one before it, -1 for those that follow the text."""
+        return self.tree.parents
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts of the whole tree."""
+        return len(self.tree.tokens)
+
+    def masked(self, logits: Tensor) -> Tensor:
+        """The rows that judge drafts, without the tokens that may not follow."""
+        return logits if self.masks is None else logits.masked_fill(~self.masks, -torch.inf)
+
+    def judged(self, p: Tensor, judge: Judge) -> tuple[list[int], list[int]]:
+        """The path that is kept, and the tokens that come of it."""
+        path, own = judge(widen(p, tree_width(self.tree, p.shape[1])), self.tree, self.uniforms)
+        return path, [*(self.tree.tokens[index] for index in path), own]
+
+
+def open_tree(
+    drafter: TreeDrafter,
+    text: list[int],
+    place: int,
+    depth: int,
+    room: int,
+    vocab_size: int,
+    params: SamplingParams,
+    allowed: Allowed | None,
+) -> TreeRound:
+    """Ask a drafter for a tree behind a text of which `place` tokens were generated.
+
+    Args:
+        drafter: nobody trusts it.
+        text: so far.
+        place: tokens of it that were generated.
+        depth: the longest path.
+        room: the most drafts.
+        vocab_size: of the target.
+        params: hold the seed.
+        allowed: as in `speculate_tree`.
+    """
+    base = place * PLACE
+    draws = [uniform(params.seed, base + PLACE // 2 + i) for i in range(64)]
+    proposed = drafter.propose_tree(list(text), depth, draws) if depth else DraftTree((), ())
+    tree = usable_tree(proposed, depth, room, vocab_size)
+    readable = [token if token < vocab_size else 0 for token in tree.tokens]
+    masks = None if allowed is None else _masks(tree, text, vocab_size, allowed)
+    rows = range(len(tree.tokens) + 1)
+    numbers = [[uniform(params.seed, base + 2 * row + use) for use in (0, 1)] for row in rows]
+    return TreeRound(tree, readable, masks, torch.tensor(numbers, dtype=torch.float64))
+
+
+def _masks(tree: DraftTree, text: list[int], vocab_size: int, allowed: Allowed) -> Tensor:
+    """What may follow the text and each draft; all behind a draft that is never kept, where it doesn't matter."""
+    masks = torch.ones(len(tree.tokens) + 1, vocab_size, dtype=torch.bool)
+    masks[0] = allowed(list(text))
+    paths: dict[int, list[int]] = {-1: []}
+    for index, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        if parent in paths and token < vocab_size and masks[parent + 1, token]:
+            paths[index] = [*paths[parent], token]
+            masks[index + 1] = allowed([*text, *paths[index]])
+    return masks
+
+
+# END SOLUTION

@@ -65,20 +65,9 @@ class TreeModel:
             ValueError: no tokens, an id outside the vocabulary, other than one parent for each draft, no room, or
                 drafts are still there: `keep` some of them first. Nothing has run then.
         """
-        new = check_tokens("tokens", tokens, self.vocab_size)
-        ids = [*new, *(check_tokens("drafts", drafts, self.vocab_size) if drafts else [])]
-        if len(parents) != len(drafts):
-            raise ValueError(f"{len(drafts)} drafts need as many parents, got {len(parents)}")
-        if self._num_drafts:
-            raise ValueError(f"{self._num_drafts} drafts are still here; say with keep which of them came true")
-        if self.length + len(ids) > self._capacity:
-            raise ValueError(f"{self.length} + {len(ids)} tokens exceed the capacity of {self._capacity}")
+        ids = checked_pass(tokens, drafts, parents, self.vocab_size, self._num_drafts, self._capacity - self.length)
         # BEGIN SOLUTION
-        start, count = self.length, len(new)
-        mask = torch.zeros(len(ids), start + len(ids), dtype=torch.bool)
-        mask[:, : start + count] = torch.ones(len(ids), start + count, dtype=torch.bool).tril(start)
-        mask[count:, start + count :] = ancestor_mask(parents)
-        places = torch.cat([torch.arange(start, start + count), tree_positions(parents, start + count)])
+        mask, places = pass_layout(self.length, len(tokens), parents)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
             self._keys[layer] = torch.cat([self._keys[layer], k], 2)
@@ -104,13 +93,72 @@ class TreeModel:
         Raises:
             ValueError: an index that is no draft, or they aren't in rising order. Nothing has changed then.
         """
-        indices = list(path)
-        if indices != sorted(set(indices)) or any(not 0 <= index < self._num_drafts for index in indices):
-            raise ValueError(f"path must rise within the {self._num_drafts} drafts, got {indices}")
+        check_path(path, self._num_drafts)
         # BEGIN SOLUTION
         text = self.length - self._num_drafts
-        kept = torch.tensor([*range(text), *(text + index for index in indices)])
+        kept = torch.tensor([*range(text), *(text + index for index in path)])
         self._keys = [keys[:, :, kept] for keys in self._keys]
         self._values = [values[:, :, kept] for values in self._values]
         self._num_drafts = 0
         # END SOLUTION
+
+
+# BEGIN SOLUTION
+def pass_layout(start: int, count: int, parents: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Who sees whom in a pass over text and drafts, and where each stands.
+
+    Args:
+        start: tokens remembered.
+        count: new tokens of the text, at least one.
+        parents: of the drafts behind them.
+
+    Returns:
+        bool `[count + drafts, start + count + drafts]`, True where a row may look, and positions, int64
+        `[count + drafts]`.
+    """
+    rows = count + len(parents)
+    mask = torch.zeros(rows, start + rows, dtype=torch.bool)
+    mask[:, : start + count] = torch.ones(rows, start + count, dtype=torch.bool).tril(start)
+    mask[count:, start + count :] = ancestor_mask(parents)
+    return mask, torch.cat([torch.arange(start, start + count), tree_positions(parents, start + count)])
+
+
+# END SOLUTION
+
+
+def checked_pass(
+    tokens: Sequence[int], drafts: Sequence[int], parents: Sequence[int], vocab_size: int, num_drafts: int, room: int
+) -> list[int]:
+    """All ids of a pass, the text's and then the drafts'.
+
+    Args:
+        tokens: as for `TreeModel.append`.
+        drafts: likewise.
+        parents: likewise.
+        vocab_size: of the target.
+        num_drafts: drafts of an earlier pass that nobody has judged.
+        room: tokens that can still be remembered.
+
+    Raises:
+        ValueError: no tokens, an id outside the vocabulary, other than one parent for each draft, no room, or drafts
+            that are still there.
+    """
+    ids = [*check_tokens("tokens", tokens, vocab_size), *(check_tokens("drafts", drafts, vocab_size) if drafts else [])]
+    if len(parents) != len(drafts):
+        raise ValueError(f"{len(drafts)} drafts need as many parents, got {len(parents)}")
+    if num_drafts:
+        raise ValueError(f"{num_drafts} drafts are still here; say with keep which of them came true")
+    if len(ids) > room:
+        raise ValueError(f"{len(ids)} new tokens exceed the capacity: there is room for {room}")
+    return ids
+
+
+def check_path(path: Sequence[int], num_drafts: int) -> None:
+    """Refuse a path that can't become text.
+
+    Raises:
+        ValueError: an index that is no draft, or they aren't in rising order.
+    """
+    indices = list(path)
+    if indices != sorted(set(indices)) or any(not 0 <= index < num_drafts for index in indices):
+        raise ValueError(f"path must rise within the {num_drafts} drafts, got {indices}")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from grader.judge.reference import filtered, softmax64
 from labkit.client import LabClient, local_lab
 from labkit.config import ModelConfig
 from labkit.decoder import Decoder, full_attention
-from labkit.drafting import Drafter, DraftTree
+from labkit.drafting import Drafter, DraftTree, Speculation
 from labkit.features import FeatureSource
 from labkit.manifest import load_manifest
 from labkit.sampling_params import SamplingParams
@@ -30,7 +30,8 @@ from labkit.specs import Markov, TinyLlama
 from solutions.speculative.acceptance import draw
 from solutions.speculative.adaptive import AdaptiveDrafter
 from solutions.speculative.batch_model import BatchModel
-from solutions.speculative.batched import SpeculativeRequest, speculate_batch
+from solutions.speculative.batch_requests import RunRequest, TreeRequest
+from solutions.speculative.batched import speculate_batch
 from solutions.speculative.dynamic_tree import DynamicTreeDrafter
 from solutions.speculative.eagle import EagleHead
 from solutions.speculative.eagle3 import Eagle3Head
@@ -45,16 +46,24 @@ from solutions.speculative.ngram import NgramDrafter
 from solutions.speculative.training.objectives import objective
 from solutions.speculative.tree import verify_tree
 from solutions.speculative.tree_loop import speculate_tree
+from solutions.speculative.tree_model import TreeModel
 from solutions.speculative.verification import verify
+from solutions.speculative.vocabulary_map import VocabularyMapDrafter
 from tests.evidence.conftest import Length
+from tests.solutions.markov_trees import Chain, MarkovBatch, MarkovText, Siblings
 
 FALSE_ALARM_PER_RUN = 1e-6
 VOCABULARY, PLACES = 5, 3
+CHAIN_KINDS = (
+    "n-gram", "model", "model with filters of its own", "model of another vocabulary", "adaptive", "drawn siblings"
+)  # fmt: skip
 TREES = ("Medusa", "EAGLE-2", "lookahead")
+COMPANY = ("alone", "in one batch")
+RUNNING = 64
+"""Texts of a batch that run at a time."""
+ROOM = 20
+"""For a text of a decoder, and the drafts behind it."""
 MANIFEST = load_manifest("14")
-
-
-Chain = tuple[tuple[float, ...], ...]
 
 
 def random_chain(fresh: random.Random) -> Chain:
@@ -91,8 +100,8 @@ def joint_index(texts: Tensor, vocab: int) -> Tensor:
     return (texts * powers).sum(1)
 
 
-@pytest.mark.parametrize("company", ["alone", "in one batch"])
-@pytest.mark.parametrize("kind", ["n-gram", "model", "model with filters of its own", "adaptive"])
+@pytest.mark.parametrize("company", COMPANY)
+@pytest.mark.parametrize("kind", CHAIN_KINDS)
 def test_sampled_text_has_the_target_s_law(kind: str, company: str, length: Length, fresh: random.Random) -> None:
     settings, texts = max(2, length.distributions // 75), length.draws // 20
     alpha = FALSE_ALARM_PER_RUN / settings
@@ -116,15 +125,20 @@ def test_sampled_text_has_the_target_s_law(kind: str, company: str, length: Leng
 class Wish:
     """A text that somebody wants: who drafts, and how it is drawn."""
 
-    drafter: Drafter
+    drafter: Drafter | Siblings
     params: SamplingParams
 
 
-def _chain_drafter(kind: str, small: Chain, own: SamplingParams) -> Drafter:
+def _chain_drafter(kind: str, small: Chain, own: SamplingParams) -> Drafter | Siblings:
     """A drafter for a Markov chain, of its own for each text."""
     if kind == "n-gram":
         return NgramDrafter()
+    if kind == "drawn siblings":
+        return Siblings(small)
     drafter = ModelDrafter(Markov(small, 40).build(), own)
+    if kind == "model of another vocabulary":
+        # Its token 1 is none of the target's, and it reads that one in place of the target's token 2.
+        return VocabularyMapDrafter(drafter, (3, None, 0, 4, 1), VOCABULARY, unknown=1)
     if kind == "adaptive":
         return AdaptiveDrafter(drafter, lambda: (1.0, 1.1, 1.5), 0.05, decay=0.5, probe_every=2)
     return drafter
@@ -134,22 +148,18 @@ def _texts_of_chain(target: Chain, prompt: list[int], wishes: list[Wish], alone:
     """Three tokens for each wish, by one loop each or by one batch for all."""
     if alone:
         return [
-            speculate(Markov(target, 40).build(), wish.drafter, prompt, PLACES, wish.params, num_drafts=2).tokens
+            speculate_tree(cast(TreeModel, MarkovText(target, 40)), wish.drafter, prompt, PLACES, wish.params).tokens
+            if isinstance(wish.drafter, Siblings)
+            else speculate(Markov(target, 40).build(), wish.drafter, prompt, PLACES, wish.params, num_drafts=2).tokens
             for wish in wishes
         ]
-    models = [Markov(target, 40).build() for _ in wishes]
     requests = [
-        SpeculativeRequest(tuple(prompt), PLACES, wish.drafter, wish.params, num_drafts=2, arrival=place // 50)
+        TreeRequest(tuple(prompt), PLACES, wish.drafter, wish.params, arrival=place // 50)
+        if isinstance(wish.drafter, Siblings)
+        else RunRequest(tuple(prompt), PLACES, wish.drafter, wish.params, num_drafts=2, arrival=place // 50)
         for place, wish in enumerate(wishes)
     ]
-    results = speculate_batch(
-        requests,
-        lambda ids, tokens: [models[index].append(new) for index, new in zip(ids, tokens, strict=True)],
-        lambda index, length: models[index].truncate(length),
-        VOCABULARY,
-        64,
-    )
-    return [result.tokens for result in results]
+    return [result.tokens for result in speculate_batch(requests, MarkovBatch(target, 40), RUNNING)]
 
 
 def toy_law(decoder: Decoder, prompt: list[int], params: SamplingParams) -> Tensor:
@@ -173,27 +183,53 @@ class Toy:
         seed: of all weights.
     """
 
-    layers = (1, 2, 3)
-    last = (3,)
-
     def __init__(self, seed: int) -> None:
         config = ModelConfig.tiny(vocab_size=VOCABULARY, num_layers=3)
         self.decoder = TinyLlama(config, seed, torch.float64).build()
         self._seed = seed
 
-    def pair(self, kind: str, params: SamplingParams, source: FeatureSource | None = None) -> tuple[Any, Any]:
-        """A target and a drafter that reads it, or one that reads another source."""
+    def layers_of(self, kind: str) -> tuple[int, ...]:
+        """The hidden states that a drafter reads."""
+        return (1, 2, 3) if kind == "EAGLE-3" else (3,)
+
+    def drafter(self, kind: str, params: SamplingParams, source: FeatureSource) -> Any:
+        """A drafter that reads a target; lookahead's reads none."""
         if kind == "lookahead":
-            lookahead = LookaheadDrafter(2, 2, 2)
-            return LookaheadModel(self.decoder, 60, lookahead), lookahead
-        target = FeatureModel(self.decoder, 60, self.layers if kind == "EAGLE-3" else self.last)
-        source = source or target
+            return LookaheadDrafter(2, 2, 2)
         if kind == "Medusa":
-            return target, MedusaDrafter(source, self._weights("medusa"), [(0,), (1,), (0, 0)], VOCABULARY)
+            return MedusaDrafter(source, self._weights("medusa"), [(0,), (1,), (0, 0)], VOCABULARY)
         if kind == "EAGLE-2":
-            return target, DynamicTreeDrafter(source, self._head(EagleHead, "eagle"), 2, 2, 4)
+            return DynamicTreeDrafter(source, self._head(EagleHead, "eagle"), 2, 2, 4)
         heads = {"EAGLE": (EagleHead, "eagle"), "EAGLE-3": (Eagle3Head, "eagle3"), "MTP": (MtpHead, "mtp")}
-        return target, FeatureDrafter(source, self._head(*heads[kind]), params)
+        return FeatureDrafter(source, self._head(*heads[kind]), params)
+
+    def alone(self, kind: str, own: SamplingParams, prompt: list[int], params: SamplingParams) -> Speculation:
+        """One text by the loop that belongs to a drafter."""
+        target = FeatureModel(self.decoder, ROOM, self.layers_of(kind))
+        drafter = self.drafter(kind, own, target)
+        if kind == "lookahead":
+            return speculate_tree(LookaheadModel(self.decoder, ROOM, drafter), drafter, prompt, PLACES, params)
+        if kind in TREES:
+            return speculate_tree(target, drafter, prompt, PLACES, params)
+        return speculate(target, drafter, prompt, PLACES, params, num_drafts=2)
+
+    def together(
+        self, kind: str, own: SamplingParams, prompt: list[int], chosen: list[SamplingParams]
+    ) -> list[Speculation]:
+        """As many texts in one batch, which they join in groups."""
+        model = BatchModel(self.decoder, len(chosen), ROOM, self.layers_of(kind))
+        requests: list[RunRequest | TreeRequest] = []
+        for place, params in enumerate(chosen):
+            drafter = self.drafter(kind, own, model.source(place))
+            if kind == "lookahead":
+                model.let_observe(place, drafter)
+            arrival = place // 50
+            requests.append(
+                TreeRequest(tuple(prompt), PLACES, drafter, params, arrival=arrival)
+                if kind in TREES
+                else RunRequest(tuple(prompt), PLACES, drafter, params, num_drafts=2, arrival=arrival)
+            )
+        return speculate_batch(requests, model, RUNNING)
 
     def _head(self, head: Any, name: str) -> Any:
         return head(self.decoder.config, self._weights(name))
@@ -208,11 +244,8 @@ class Toy:
         return {key: weight.double() for key, weight in whole.items()}
 
 
-@pytest.mark.parametrize(("kind", "company"), [
-    *((kind, company) for kind in ("EAGLE", "EAGLE-3", "MTP") for company in ("alone", "in one batch")),
-    # Trees are verified one text at a time; only runs of drafts share a batch.
-    *((kind, "alone") for kind in TREES),
-])  # fmt: skip
+@pytest.mark.parametrize("company", COMPANY)
+@pytest.mark.parametrize("kind", ["EAGLE", "EAGLE-3", "MTP", *TREES])
 def test_sampled_text_of_a_decoder_has_its_law(kind: str, company: str, length: Length, fresh: random.Random) -> None:
     """Drafters that read the target's features, or its mind; a setting that keeps none of the drafts shows nothing."""
     settings, most, texts = 2, 12, length.draws // 60
@@ -225,24 +258,9 @@ def test_sampled_text_of_a_decoder_has_its_law(kind: str, company: str, length: 
         prompt = [fresh.randrange(VOCABULARY) for _ in range(6)]
         chosen = [replace(params, seed=fresh.getrandbits(48)) for _ in range(texts)]
         if company == "alone":
-            results = []
-            for one in chosen:
-                target, drafter = toy.pair(kind, own)
-                results.append(
-                    speculate_tree(target, drafter, prompt, PLACES, one)
-                    if kind in TREES
-                    else speculate(target, drafter, prompt, PLACES, one, num_drafts=2)
-                )
+            results = [toy.alone(kind, own, prompt, one) for one in chosen]
         else:
-            layers = toy.layers if kind == "EAGLE-3" else toy.last
-            model = BatchModel(toy.decoder, texts, 20, layers)
-            requests = [
-                SpeculativeRequest(
-                    tuple(prompt), PLACES, toy.pair(kind, own, model.source(place))[1], one, 2, arrival=place // 50
-                )
-                for place, one in enumerate(chosen)
-            ]
-            results = speculate_batch(requests, model.run, model.truncate, VOCABULARY, 64)
+            results = toy.together(kind, own, prompt, chosen)
         law = toy_law(toy.decoder, prompt, params)
         drawn = torch.tensor([result.tokens for result in results])
         result = chi_square(joint_index(drawn, VOCABULARY), law / law.sum())

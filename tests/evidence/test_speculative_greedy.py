@@ -16,7 +16,7 @@ from labkit.decoder import full_attention
 from labkit.drafting import Round
 from labkit.workloads import WORKLOADS, prompts
 from solutions.speculative.batch_model import BatchModel
-from solutions.speculative.batched import SpeculativeRequest, speculate_batch
+from solutions.speculative.batched import speculate_batch
 from solutions.speculative.feature_model import FeatureModel
 from solutions.speculative.lookahead import LookaheadModel
 from solutions.speculative.measuring import acceptance_estimate, tokens_per_round
@@ -58,6 +58,22 @@ class RememberingFeatures(Remembering, FeatureModel):
 
 class RememberingLookahead(Remembering, LookaheadModel):
     """The target that lookahead's drafter reads along with."""
+
+
+class RememberingBatch(BatchModel):
+    """The target of a batch; keeps the logits after each token of each text."""
+
+    def run(self, ids: Any, tokens: Any, drafts: Any, parents: Any) -> list[Tensor]:
+        answers = super().run(ids, tokens, drafts, parents)
+        self.rows: dict[int, list[Tensor]] = getattr(self, "rows", {})
+        for index, logits in zip(ids, answers, strict=True):
+            self.rows[index] = [*self.rows.get(index, []), *logits]
+        return answers
+
+    def keep(self, index: int, path: Any) -> None:
+        text = len(self.features_of(index)) - self._num_drafts[index]
+        self.rows[index] = self.rows[index][:text] + [self.rows[index][text + draft] for draft in path]
+        super().keep(index, path)
 
 
 @dataclass
@@ -155,31 +171,16 @@ def together(tally: Tally, kind: str, drafters: TrainedDrafters, given: list[Jud
     texts: list[list[int]] = [[] for _ in given]
     while unfinished := [index for index, text in enumerate(texts) if len(text) < count]:
         capacity = max(len(prompt.prompt) for prompt in given) + count + ROOM
-        model = BatchModel(drafters.decoder, len(unfinished), capacity, drafters.layers(kind))
-        rows: list[list[Tensor]] = [[] for _ in unfinished]
-
-        def run(ids: list[int], tokens: list[list[int]], model: BatchModel = model, rows: Any = rows) -> list[Tensor]:
-            answers = model.run(ids, tokens)
-            for index, logits in zip(ids, answers, strict=True):
-                rows[index] += list(logits)
-            return answers
-
-        def truncate(index: int, length: int, model: BatchModel = model, rows: Any = rows) -> None:
-            model.truncate(index, length)
-            del rows[index][length:]
-
+        model = RememberingBatch(drafters.decoder, len(unfinished), capacity, drafters.layers(kind))
         contexts = [given[index].prompt + texts[index] for index in unfinished]
         requests = [
-            SpeculativeRequest(
-                tuple(context), count - len(texts[index]),
-                drafters.run_drafter(kind, model.source(place), capacity), num_drafts=NUM_DRAFTS,
-            )
+            drafters.request(kind, model, place, context, count - len(texts[index]), num_drafts=NUM_DRAFTS)
             for place, (index, context) in enumerate(zip(unfinished, contexts, strict=True))
-        ]  # fmt: skip
-        results = speculate_batch(requests, run, truncate, drafters.decoder.config.vocab_size, COMPANY)
+        ]
+        results = speculate_batch(requests, model, COMPANY)
         for place, (index, done) in enumerate(zip(unfinished, results, strict=True)):
             tally.rounds += done.rounds
-            own = rows[place][len(contexts[place]) - 1 :][: len(done.tokens)]
+            own = model.rows[place][len(contexts[place]) - 1 :][: len(done.tokens)]
             texts[index] = judged(tally, given[index], list(done.tokens), own, texts[index])
     return texts
 
@@ -190,8 +191,7 @@ def test_greedy_text_is_plain_decoding_s_token_for_token(
     """Judged by the model in float64, which recomputes everything; ties follow the rule of the greedy judge."""
     run = Oracle(model.config, model.decoder.weights).logits
     count = length.new_tokens // 4
-    single = {kind: Tally() for kind in (*RUNS, *TREES)}
-    batch = {kind: Tally() for kind in RUNS}
+    single, batch = ({kind: Tally() for kind in (*RUNS, *TREES)} for _ in range(2))
     for workload, those in workload_prompts(model, length).items():
         given = [
             Judged(

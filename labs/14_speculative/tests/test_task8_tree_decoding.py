@@ -212,6 +212,52 @@ def test_a_text_from_trees_ends_inside_a_round(lab: Any) -> None:
         assert target.length == len(TEXT) + first, f"junk behind the stop token stayed: length {target.length}"
 
 
+def test_a_stop_condition_is_asked_after_each_token_of_a_path(lab: Any) -> None:
+    text = greedy_text(TEXT, 12)
+    for count in range(1, 7):
+        target, asked = model(lab, 40), list[list[int]]()
+
+        def finished(tokens: list[int], asked: Any = asked, count: int = count) -> bool:
+            asked.append(list(tokens))
+            return len(tokens) == count
+
+        got = lab.speculate_tree(target, Trees(4).spec(), TEXT, 12, finished=finished)
+        assert list(got.tokens) == text[:count], f"finished says True after {count} tokens: {list(got.tokens)}"
+        right = [text[:i] for i in range(1, count + 1)]
+        assert asked == right, f"finished is asked after each token, with the generated ones: {asked}, not {right}"
+        assert target.length == len(TEXT) + count - 1, f"junk behind the end stayed: length {target.length}"
+
+
+def test_masks_hold_for_every_draft_of_a_tree(lab: Any) -> None:
+    asked: list[list[int]] = []
+
+    def rule(text: list[int]) -> Tensor:
+        # It goes by the whole text, as a grammar does.
+        ids = torch.arange(CONFIG.vocab_size)
+        return (ids % 3 == sum(text) % 3) | (ids % 7 == 1)
+
+    def allowed(text: list[int]) -> Tensor:
+        asked.append(list(text))
+        return rule(text)
+
+    text = list(TEXT)
+    for _ in range(9):
+        text.append(int(whole_run(text)[-1].masked_fill(~rule(text), -torch.inf).argmax()))
+
+    def propose(so_far: list[int], most: int, draws: list[float]) -> DraftTree:
+        # A banned draft with a child, then the right one with a banned child and the right one, and one outside.
+        right = [*text[len(so_far) :], 0, 0][:2]
+        first, second = (int((~rule(before)).nonzero()[0]) for before in (so_far, [*so_far, right[0]]))
+        return DraftTree((first, 5, right[0], second, right[1], 61), (-1, 0, -1, 2, 2, 4))
+
+    got = lab.speculate_tree(model(lab), ScriptedTreeDrafter(propose), TEXT, 9, allowed=allowed)
+    assert list(got.tokens) == text[4:], f"with masks the target writes {text[4:]}, with trees it wrote {got.tokens}"
+    assert got.rounds[0].accepted == 2, f"two drafts of the first tree are right and allowed, kept: {got.rounds[0]}"
+    for path in asked:
+        wrong = [place for place in range(4, len(path)) if not rule(path[:place])[path[place]]]
+        assert not wrong, f"allowed was asked what follows {path}, but token {wrong} of it may not stand there"
+
+
 def test_sampled_text_from_trees_follows_the_target(lab: Any) -> None:
     # The first two tokens of 250 texts against the target's own law, in bins of probability 1/6 or so. Right code
     # fails with probability alpha for each of the two.
