@@ -115,10 +115,11 @@ lint: $(STAMP) ## Style, types, the direction of imports, and the pair of torch 
 	$(IMPORT_LINTER)
 	$(PY) tools/check_pins.py
 
-bench: setup ## The reference beside transformers, the kernels beside torch's: ratios with their spread
+bench: setup ## The reference beside transformers, the server beside llama.cpp's, kernels beside torch's: ratios with spread
 	@$(PY) -m benchmarks.decode_beside_transformers
 	@$(PY) -m benchmarks.speculative
 	@$(PY) -m benchmarks.kernels --quick
+	@$(PY) -m benchmarks.serving --quick
 
 # Needs no environment, since it is what to ask when setting up fails.
 doctor: ## What this machine has, what it lacks, and what to do about each
