@@ -113,6 +113,15 @@ def test_completions_of_texts_and_tokens(running: Running) -> None:
     assert "".join(chunk.choices[0].text for chunk in streamed) == text
 
 
+def test_ignore_eos_writes_on_past_the_end_of_text(running: Running) -> None:
+    only = {str(token): 100.0 for token in running.engine.tokenizer.stop_ids}
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 5, "temperature": 0, "logit_bias": only}
+    for ignored, reason, written in ((False, "stop", 0), (True, "length", 5)):
+        answer = running.post("/v1/completions", {**body, "ignore_eos": ignored}).json()
+        assert answer["choices"][0]["finish_reason"] == reason
+        assert answer["usage"]["completion_tokens"] == written
+
+
 def test_structured_answers_parse(running: Running) -> None:
     class Pet(BaseModel):
         kind: str
