@@ -25,14 +25,13 @@ import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.reporting import load_line
+from benchmarks.serving_contenders import continuous_batching, engine_server, llama_cpp_server, missing
+from benchmarks.serving_load import Contender, closed_loop, open_loop
+from benchmarks.serving_tables import Reports, latency_tables, throughput_head, throughput_rows
 from labkit.checkpoints import load_tokenizer
 from labkit.machine import facts
 from solutions.engine.load import Arrival, random_load
-
-from .reporting import load_line
-from .serving_contenders import continuous_batching, engine_server, llama_cpp_server, missing
-from .serving_load import Contender, closed_loop, open_loop
-from .serving_tables import Reports, latency_tables, throughput_head, throughput_rows
 
 RESULTS = Path(__file__).parent / "results" / "serving.md"
 WANTED = {8: 1.5, 32: 2.5}

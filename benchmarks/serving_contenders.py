@@ -26,10 +26,9 @@ import httpx
 import torch
 import transformers
 
+from benchmarks.serving_load import WrongAnswer, check_length
 from labkit.checkpoints import bundled_folder, bundled_gguf
 from solutions.engine.load import Arrival
-
-from .serving_load import WrongAnswer, check_length
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 120.0

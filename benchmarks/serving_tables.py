@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 
+from benchmarks.reporting import spread
 from solutions.engine.load import LoadReport
-
-from .reporting import spread
 
 Reports = dict[str, list[LoadReport]]
 """By side, one for each repeat; the engine's come first."""
