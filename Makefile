@@ -26,7 +26,7 @@ SAMPLES ?= quick
 # full, or quick for a taste of every long proof.
 EVIDENCE ?= full
 
-# Test files at once in `make test`; each brings a model or two into memory.
+# Processes that `make test` and `make evidence` run tests in; each brings a model or two into memory.
 WORKERS ?= 2
 
 STAMP := .venv/.stamp
@@ -73,8 +73,9 @@ test: setup ## Every test: the workbook's own, the labs on the reference, compil
 	@# Runs the suite of every lab on the reference, and on untouched stubs.
 	$(PY) -m grader self-check
 
-evidence: setup ## The long proofs with fresh seeds, and the strength of every lab [EVIDENCE=quick]
-	$(PYTEST) tests -q -m evidence -s
+evidence: setup ## The long proofs with fresh seeds, and the strength of every lab [EVIDENCE=quick] [WORKERS=2]
+	@# By test, not by file: a worker that is done takes over from the other, and no file has to be cut to size.
+	OMP_NUM_THREADS=1 $(PYTEST) tests -v -m evidence -n $(WORKERS) --dist worksteal --durations 10
 	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults
 	$(if $(filter quick,$(EVIDENCE)),@echo "quick form: the strength run was left out",$(PY) -m grader strength)
 
