@@ -10,8 +10,8 @@ import sys
 import psutil
 
 MOST_BYTES = 16 * 2**20
-"""The process may grow by so much from the first to the last sample that counts: pages that the allocator keeps come and
-go by the megabyte. Smaller leaks show in the objects."""
+"""The process may grow by so much from the first to the last sample that counts: pages that the allocator keeps come
+and go by the megabyte. Smaller leaks show in the objects."""
 MOST_OBJECTS = 8.0
 """A request may add to Python's allocated blocks. Three are its latencies, which the metrics keep for the last 10,000;
 a kept `Request` has dozens."""

@@ -23,7 +23,7 @@ from tests.evidence.conftest import Length
 
 WAVE = 100
 """Requests, after which everything must be as before them."""
-MOST_AT_ONCE, MOST_SERVED = 24, 16
+MOST_AT_ONCE, MOST_SERVED = 24, 20
 """Clients, and requests that the server takes at once: some are told to come back."""
 CONTEXT = 64
 VOCAB_SIZE = 49_152
@@ -83,7 +83,7 @@ class Clients:
         given = body(choose)
         while (status := await self._ask(kind, given, choose)) == 429:
             self.num_come_back += 1
-            await asyncio.sleep(choose.uniform(0.05, 0.2))
+            await asyncio.sleep(choose.uniform(0.3, 1.0))
         if kind == "malformed":
             assert status in (400, 404, 413), f"{status} for a request that can't be"
         else:
