@@ -1,4 +1,7 @@
-"""Long proofs: how long, and from which seed. `make evidence` runs them; EVIDENCE=quick gives a taste of each."""
+"""Long proofs: how long, and from which seed. `make evidence` runs them; EVIDENCE=quick gives a taste of each.
+
+What a proof prints stands in the summary of the run, whether it has passed or not.
+"""
 
 from __future__ import annotations
 
