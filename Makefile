@@ -31,7 +31,7 @@ PLOT ?=
 # full, or quick for a taste of every long proof.
 EVIDENCE ?= full
 
-# Test files at once in `make test`; each brings a model or two into memory.
+# Processes that `make test` and `make evidence` run tests in; each brings a model or two into memory.
 WORKERS ?= 2
 
 STAMP := .venv/.stamp
@@ -78,8 +78,9 @@ test: setup ## Every test: the workbook's own, the labs on the reference, compil
 	@# Runs the suite of every lab on the reference, and on untouched stubs.
 	$(PY) -m grader self-check
 
-evidence: setup ## The long proofs with fresh seeds, and the strength of every lab [EVIDENCE=quick]
-	$(PYTEST) tests -q -m evidence -s
+evidence: setup ## The long proofs with fresh seeds, and the strength of every lab [EVIDENCE=quick] [WORKERS=2]
+	@# Test by test goes to whichever process is free; only what shares a costly fixture stays together, as a group.
+	OMP_NUM_THREADS=1 $(PYTEST) tests -v -m evidence -n $(WORKERS) --dist loadgroup --durations 10
 	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults
 	$(if $(filter quick,$(EVIDENCE)),@echo "quick form: the strength run was left out",$(PY) -m grader strength)
 
@@ -121,10 +122,11 @@ lint: $(STAMP) ## Style, types, the direction of imports, and the pair of torch 
 	$(IMPORT_LINTER)
 	$(PY) tools/check_pins.py
 
-bench: setup ## The reference beside transformers, the kernels beside torch's: ratios with their spread
+bench: setup ## The reference beside transformers, the server beside llama.cpp's, kernels beside torch's: ratios with spread
 	@$(PY) -m benchmarks.decode_beside_transformers
 	@$(PY) -m benchmarks.speculative
 	@$(PY) -m benchmarks.kernels --quick
+	@$(PY) -m benchmarks.serving --quick
 
 measure: setup ## What this machine can do at most: bandwidth, products, launches [DEVICE=cpu] [PLOT=roof.png]
 	@$(PY) tools/measure_gpu.py $(if $(DEVICE),--device "$(DEVICE)") $(if $(PLOT),--plot "$(PLOT)")

@@ -7,7 +7,6 @@ Run: ``make bench``, or ``python -m benchmarks.decode_beside_transformers --help
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 import warnings
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 
+from benchmarks.reporting import spread
 from labkit.checkpoints import bundled_folder, load_decoder
 from labkit.machine import facts
 from labkit.probing import machine_bounds
@@ -63,11 +63,6 @@ def run_transformers(model: transformers.PreTrainedModel, prompt: list[int], ste
         tokens.append(int(out.logits[0, -1].argmax()))
     end = time.perf_counter()
     return Timing(decoded_from - start, (end - decoded_from) / steps, tokens)
-
-
-def spread(values: list[float]) -> str:
-    """Median and range, as text."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 @torch.inference_mode()

@@ -11,7 +11,6 @@ other target takes a draft model of its family:
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 import warnings
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.reporting import load_line, spread
 from labkit.checkpoints import CheckpointError, Model, load
 from labkit.drafting import Draft, DraftTree, Round
 from labkit.machine import facts
@@ -247,11 +247,6 @@ def measure(
     return series
 
 
-def spread(values: list[float]) -> str:
-    """Median and range, as text."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
 def report(size: int, series: dict[tuple[str, int], Series], verify: list[float]) -> bool:
     """Print the rows of one workload and batch size; whether all texts were the plain ones."""
     for (kind, k), entry in series.items():
@@ -295,12 +290,6 @@ def report_peer(bench: Bench, those: list[list[int]], k: int) -> None:
             same[name] = same.get(name, True) and tokens == text
     for name, ratios in speedups.items():
         print(f"  transformers, {name}: speed-up {spread(ratios)}{'' if same[name] else '; NOT the plain text'}")
-
-
-def load_line(when: str) -> str:
-    """What else the machine does: numbers of a busy one say little."""
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
-    return f"load {when}: {busy:.1f} on {os.cpu_count()} cores"
 
 
 @torch.inference_mode()

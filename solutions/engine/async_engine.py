@@ -72,7 +72,7 @@ class AsyncEngine:
             name = await asyncio.wrap_future(adding)
         except asyncio.CancelledError:
             # The thread may be about to take it in: then it has to be let go of again.
-            adding.add_done_callback(lambda done: self._let_go(done.result()) if done.exception() is None else None)
+            adding.add_done_callback(self._let_go_if_added)
             raise
         left = params.n
         try:
@@ -128,6 +128,10 @@ class AsyncEngine:
             self._engine.abort(name)
 
         self._ask(end)
+
+    def _let_go_if_added(self, adding: Future[str]) -> None:
+        if not adding.cancelled() and adding.exception() is None:
+            self._let_go(adding.result())
 
     def _end_all(self) -> None:
         for name in list(self._streams):

@@ -73,6 +73,7 @@ class _Settings(_Body):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0)
     logit_bias: dict[int, float] | None = None
+    ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -86,7 +87,7 @@ class _Settings(_Body):
             seed=seed if self.seed is None else self.seed, max_tokens=max_tokens, n=self.n, stop=stop,
             presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty, logit_bias=tuple((self.logit_bias or {}).items()),
-            logprobs=logprobs,
+            ignore_eos=self.ignore_eos, logprobs=logprobs,
         )  # fmt: skip
 
 

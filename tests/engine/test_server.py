@@ -3,66 +3,27 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import uvicorn
 from pydantic import BaseModel
 
 from solutions.engine import Engine, EngineConfig
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.server import ServerConfig, make_app
-
-KEY = "a key"
-
-
-@dataclass
-class Running:
-    """A server in a thread of its own."""
-
-    engine: Engine
-    url: str
-    server: uvicorn.Server
-    thread: threading.Thread
-
-    def client(self, **settings: Any) -> openai.OpenAI:
-        """The official client, which tries once."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, **settings})
-
-    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        """A plain request."""
-        headers = {"Authorization": f"Bearer {KEY}", **headers}
-        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
-
-    def wait_until_idle(self) -> None:
-        """Until no request is left, whoever ended it."""
-        until = time.monotonic() + 20
-        while self.engine.num_running or self.engine.num_waiting:
-            assert time.monotonic() < until, "a request went on after its client had gone"
-            time.sleep(0.02)
+from solutions.engine.server import ServerConfig
+from tests.engine import running_server
+from tests.engine.running_server import KEY, Running
 
 
-def start(model: Any, config: ServerConfig, **limits: Any) -> Running:
-    """Serves a model on a free port."""
-    engine = Engine(model, EngineConfig(SchedulerConfig(max_context=128, **limits), num_blocks=64))
-    settings = uvicorn.Config(make_app(engine, config), port=0, log_level="error", timeout_graceful_shutdown=15)
-    server = uvicorn.Server(settings)
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    until = time.monotonic() + 20
-    while not server.started:
-        assert time.monotonic() < until, "the server did not start"
-        time.sleep(0.02)
-    return Running(engine, f"http://127.0.0.1:{listener.getsockname()[1]}", server, thread)
+def start(model: Any, config: ServerConfig) -> Running:
+    """Serves a model with a small pool."""
+    engine = Engine(model, EngineConfig(SchedulerConfig(max_context=128), num_blocks=64))
+    return running_server.start(engine, config)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +32,7 @@ def running(tiny_model: Any) -> Iterator[Running]:
     config = ServerConfig("tiny", KEY, max_body_bytes=20_000, max_concurrent=4)
     started = start(tiny_model, config)
     yield started
-    started.server.should_exit = True
-    started.thread.join(20)
-    assert not started.thread.is_alive()
+    started.stop()
 
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 6}
@@ -111,6 +70,15 @@ def test_completions_of_texts_and_tokens(running: Running) -> None:
     text = client.completions.create(model="tiny", prompt="Once", max_tokens=3, temperature=0).choices[0].text
     streamed = client.completions.create(model="tiny", prompt="Once", max_tokens=3, temperature=0, stream=True)
     assert "".join(chunk.choices[0].text for chunk in streamed) == text
+
+
+def test_ignore_eos_writes_on_past_the_end_of_text(running: Running) -> None:
+    only = {str(token): 100.0 for token in running.engine.tokenizer.stop_ids}
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 5, "temperature": 0, "logit_bias": only}
+    for ignored, reason, written in ((False, "stop", 0), (True, "length", 5)):
+        answer = running.post("/v1/completions", {**body, "ignore_eos": ignored}).json()
+        assert answer["choices"][0]["finish_reason"] == reason
+        assert answer["usage"]["completion_tokens"] == written
 
 
 def test_structured_answers_parse(running: Running) -> None:
@@ -223,13 +191,11 @@ def test_a_shutdown_finishes_what_runs(tiny_model: Any) -> None:
     until = time.monotonic() + 20
     while not started.engine.num_running and time.monotonic() < until:
         time.sleep(0.005)
-    started.server.should_exit = True
+    started.stop()
     asking.join(20)
-    started.thread.join(20)
     assert (
         answers
         and answers[0].status_code == 200
         and answers[0].json()["choices"][0]["finish_reason"] in ("length", "stop")
     )
-    assert not started.thread.is_alive()
     assert not started.engine.has_work

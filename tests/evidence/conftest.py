@@ -1,4 +1,7 @@
-"""Long proofs: how long, and from which seed. `make evidence` runs them; EVIDENCE=quick gives a taste of each."""
+"""Long proofs: how long, and from which seed. `make evidence` runs them; EVIDENCE=quick gives a taste of each.
+
+What a proof prints stands in the summary of the run, whether it has passed or not.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class Length:
         grading_runs: times that the sample submissions are graded.
         schedules: random schedules for each of the five owners of KV blocks.
         scored_tokens: of text that readers of quantized checkpoints score.
+        soak_waves: of a hundred requests to the real model through the server.
     """
 
     prompts: int
@@ -31,13 +35,14 @@ class Length:
     grading_runs: int
     schedules: int
     scored_tokens: int
+    soak_waves: int
 
 
 LENGTHS = {
     "quick": Length(prompts=3, new_tokens=12, distributions=10, draws=4_000, grading_runs=1, schedules=200,
-                    scored_tokens=300),
+                    scored_tokens=300, soak_waves=1),
     "full": Length(prompts=50, new_tokens=48, distributions=300, draws=40_000, grading_runs=3, schedules=10_000,
-                   scored_tokens=1_500),
+                   scored_tokens=1_500, soak_waves=20),
 }
 
 
@@ -61,5 +66,5 @@ def length() -> Length:
 def fresh(request: pytest.FixtureRequest) -> random.Random:
     """A generator with a seed of this run; EVIDENCE_SEED repeats an earlier one."""
     chosen = os.environ.get("EVIDENCE_SEED") or str(random.SystemRandom().getrandbits(32))
-    print(f"\n{request.node.name}: to repeat this run, set EVIDENCE_SEED={chosen}")
+    print(f"to repeat this run, set EVIDENCE_SEED={chosen}")
     return random.Random(f"{chosen} {request.node.name}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
 import torch
 
 from labkit.checkpoints import Model, load
@@ -24,7 +22,6 @@ from solutions.kv_cache.block_table import BlockTable
 from solutions.kv_cache.blocks import BlockAllocator
 from solutions.speculative.ngram import NgramDrafter
 from tests.engine.schedules import Facts, Schedule
-from tests.engine.test_soak import soak
 from tests.evidence.conftest import Length
 
 SCHEDULES_FOR_EACH = 5
@@ -116,21 +113,3 @@ def test_how_a_request_is_served_changes_no_token(length: Length) -> None:
             ties.compare(texts[i], settings[i], alone[i], text, how)
     print(f"{ties.count} near-ties in {ties.tokens} tokens, {len(texts)} prompts served in {len(SERVED)} ways")
     assert ties.count <= max(1, MOST_TIES * ties.tokens)
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_the_real_model_survives_its_clients(length: Length, preemption: str) -> None:
-    engine = Engine("smollm2", EngineConfig(
-        SchedulerConfig(max_running=12, token_budget=64, max_context=64, preemption=preemption), num_blocks=24,
-        block_size=4, num_host_blocks=16, prefix_cache="hash" if preemption == "recompute" else "radix",
-        speculation=SpeculationConfig(NgramDrafter),
-    ))  # fmt: skip
-    counts = dict.fromkeys(("served", "left", "cancelled", "malformed", "constrained", "refused", "timed out"), 0)
-    requests = 20 * length.prompts
-    memory: list[int] = []
-    asyncio.run(soak(engine, requests, counts, memory))
-    engine.check_idle()
-    print(f"{requests} requests: {counts}, {engine.metrics.num_preemptions} preemptions")
-    assert sum(counts.values()) == requests
-    if half := len(memory) // 2:
-        assert max(memory[half:]) - max(memory[:half]) < 60 * 2**20, [size >> 20 for size in memory]

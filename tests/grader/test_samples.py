@@ -17,6 +17,8 @@ from grader.sample_submissions import Edit, Sample, load_samples, sample_files, 
 from grader.verdicts import NEEDS_REVIEW, Verdict
 from labkit.manifest import load_manifest
 
+# One grading run serves them all, wherever they are spread over processes.
+pytestmark = pytest.mark.xdist_group("samples")
 MANIFEST = load_manifest("07")
 SAMPLES = load_samples(MANIFEST)
 ROOT = Path(__file__).resolve().parents[2]
