@@ -1,4 +1,4 @@
-"""Command line of the book: `python -m book` builds the site."""
+"""Command line of the book: `python -m book` builds one site from handouts, notebooks and code."""
 
 from __future__ import annotations
 
