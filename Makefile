@@ -41,7 +41,7 @@ IMPORT_LINTER := .venv/bin/lint-imports
 
 export EVIDENCE
 
-.PHONY: help setup demo chat test evidence submit update grade test-strength stubs notebooks hint lint bench measure doctor clean clean-all FORCE
+.PHONY: help setup demo chat test evidence submit update grade test-strength stubs notebooks book hint lint bench measure doctor clean clean-all FORCE
 
 help: ## List these commands
 	@echo "The inference workbook. Commands, with what may be set after them:"
@@ -111,6 +111,9 @@ stubs: $(STAMP) ## Write the student's files anew from the marked reference; kee
 notebooks: setup ## Execute the notebooks anew, from a clean kernel on the reference [LAB=07] [NOTEBOOK=01]
 	@$(PY) -m labkit.notebook $(if $(filter command line,$(origin LAB)),--lab "$(LAB)") \
 	  $(if $(NOTEBOOK),--module "$(NOTEBOOK)")
+
+book: $(STAMP) ## One site from handouts, notebooks and code, with search: .out/book/html/index.html
+	@$(PY) -m book
 
 hint: $(STAMP) ## A hint of a task, from a nudge to nearly the answer: TASK=n [LEVEL=1|2|3] [LAB=07]
 	@test -n "$(TASK)" || { echo "name the task: make hint LAB=07 TASK=4"; exit 2; }

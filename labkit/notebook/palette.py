@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 INK = "#1f2933"
-QUIET = "#7b8794"
+QUIET = "#616e7c"
 FAINT = "#e4e7eb"
 
 BLUE = "#2b6cb0"
