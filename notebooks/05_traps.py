@@ -314,6 +314,7 @@ axes.plot(places, distances, "o", color=GREEN, label="the rejection rule")
 axes.plot([1], [total_variation(shortcut, laws[0])], "X", color=RED, markersize=9, label="keep what is likeliest")
 axes.set(yscale="log", xticks=list(places), xlabel="place in the text", title="Distance from the target's law")
 axes.legend()
+axes.grid(True, axis="y")
 
 # %% [markdown]
 # **Exercise 5.** *Prove speculative decoding lossless for one token.* Write the probability that token $x$ comes out,
