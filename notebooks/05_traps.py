@@ -36,6 +36,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -72,13 +73,13 @@ clock = clock_of("cpu")
 
 # %% tags=["parameters"]
 # How much is measured; more is slower and smoother.
-SECONDS = 0.6  # for one dot of a plot, about
+SECONDS = 0.4  # for one dot of a plot, about
 BATCHES = [1, 2, 4, 8, 16, 32]  # sequences of a decode step
 DRAFTS = [1, 3, 5, 7]  # that the target verifies at once
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128]  # tokens of a product
 LENGTHS = [16, 32, 64, 96]  # tokens of interpreted attention
 RUNS = 30000  # of speculation
-STEPS = 200  # of tensor parallelism
+STEPS = 60  # of tensor parallelism
 
 
 # %%
@@ -210,24 +211,25 @@ check_answer("3", answer, Digest("a4245e019d53bc05"), hint="In which type does W
 # written once and read three times.
 
 # %%
-create_dot = interpreter.interpreter_builder.create_dot
+Builder = interpreter.InterpreterBuilder
+create_dot = Builder.create_dot
 
 
 def cost_of(call: Callable[[], object]) -> tuple[float, float]:
     """FLOP of all products of tiles, and bytes that the kernels load and store."""
     flops = 0.0
 
-    def counted(a: object, b: object, *rest: object) -> object:
+    def counted(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
         nonlocal flops
-        flops += 2.0 * a.data.shape[0] * a.data.shape[1] * b.data.shape[1]  # type: ignore[attr-defined]
-        return create_dot(a, b, *rest)
+        flops += 2.0 * a.data.shape[0] * a.data.shape[1] * b.data.shape[1]
+        return create_dot(builder, a, b, *rest)
 
-    interpreter.interpreter_builder.create_dot = counted
+    Builder.create_dot = counted
     try:
         with Recorder(strict=False) as recorder:
             call()
     finally:
-        interpreter.interpreter_builder.create_dot = create_dot
+        Builder.create_dot = create_dot
     log = recorder.log()
     return flops, log.bytes_loaded + log.bytes_stored
 
@@ -360,7 +362,7 @@ check_answer(
 verify = {batch: [step_seconds(batch, k + 1) / steps[batch] for k in DRAFTS] for batch in BATCHES[:4]}
 left, right = panels(2, height=2.9)
 for (batch, costs), colour in zip(verify.items(), LINES, strict=False):
-    left.plot(DRAFTS, costs, "o-", color=colour, label=f"{batch} sequences")
+    left.plot(DRAFTS, costs, "o-", color=colour, label=f"batch {batch}")
     worth = [float(speedup(0.8, k, 0.0, cost)) for k, cost in zip(DRAFTS, costs, strict=True)]
     right.plot(DRAFTS, worth, "o-", color=colour)
 left.set(xlabel="drafts", title="Cost of verifying, in steps", ylim=(0, None))
@@ -405,7 +407,7 @@ rank, port, steps, batch = map(int, sys.argv[1:])
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 torch.set_num_threads(1)
 dist.init_process_group("gloo", rank=rank, world_size=2)
-hidden, inner, layers = 576, 1536, 8
+hidden, inner, layers = 576, 1536, 24
 def stack(share):
     return [(torch.randn(inner // share, hidden) / 24, torch.randn(hidden, inner // share) / 40) for _ in range(layers)]
 def step(x, weights, together):
@@ -467,27 +469,28 @@ for panel in (left, right):
 # Two replicas give two processes' worth of tokens. One replica of two may shorten the step, never to a half, since the
 # sums have to travel: so it is for latency, and for weights that don't fit otherwise.
 #
-# The same in the planner, for Llama-3-8B on eight H100s with two all-reduces a layer of about 10 µs each:
+# The same in the planner, for Llama-3-8B on eight H100s with 1,000 tokens of context. In each layer two sums of the
+# batch's activations go round the GPUs of a replica, at 450 GB/s and 10 µs each.
 
 # %%
-sums = 2 * KNOWN["llama-3-8b"].num_layers * 10e-6
-axes = panels(height=2.6, width=7)
-for sequences, colour in ((8, BLUE), (64, ORANGE), (256, GREEN)):
+llama = KNOWN["llama-3-8b"]
+axes = panels(height=2.8, width=7)
+for sequences, colour in ((64, BLUE), (512, ORANGE), (3500, GREEN)):
     rates = []
     for gpus in (1, 2, 4, 8):
-        replica = Serving(KNOWN["llama-3-8b"], H100, gpus, overhead=sums if gpus > 1 else 0.0)
-        rates.append(8 / gpus * replica.decode_rate(sequences * gpus / 8, 1000))
-    axes.plot(
-        [1, 2, 4, 8], [rate / rates[0] for rate in rates], "o-", color=colour, label=f"{sequences} sequences in all"
-    )
-axes.set(xscale="log", xticks=[1, 2, 4, 8], xticklabels=[1, 2, 4, 8], xlabel="GPUs of a replica",
-         title="Tokens a second of eight GPUs, of eight replicas'")  # fmt: skip
+        batch = sequences * gpus / 8
+        travelling = 2 * (gpus - 1) / gpus * batch * 4096 * 2 / 450e9 + (10e-6 if gpus > 1 else 0.0)
+        replica = Serving(llama, H100, gpus, overhead=2 * llama.num_layers * travelling)
+        rates.append(8 / gpus * replica.decode_rate(batch, 1000))
+    axes.plot([1, 2, 4, 8], [rate / rates[0] for rate in rates], "o-", color=colour, label=f"{sequences} sequences")
+axes.axhline(1, color=QUIET, linestyle=":")
+axes.set(xticks=[1, 2, 4, 8], xlabel="GPUs of a replica", title="Tokens a second of eight GPUs, of eight replicas'")
 axes.legend(fontsize=8)
 axes.grid(True)
 
 # %% [markdown]
-# With few sequences the larger replica wins even here: each of eight small ones would read all weights for a single
-# token. It is the *share of the batch* that decides, so measure at the load that you expect.
+# When the GPUs are full the sums only cost. When they are not, eight small replicas each read all weights for a few
+# tokens, and sharing wins: it is the sequences *of a replica* that decide, so measure at the load that you expect.
 #
 # **Exercise 8.** *What do CUDA graphs remove, and why is there one per batch size?* A step launches 300 kernels at 5 µs
 # each; replayed as a graph it is one launch. Buckets are 1, 2, 4, 8, 16. How many microseconds of launching are saved,
