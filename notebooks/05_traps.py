@@ -454,7 +454,8 @@ both = [
     )
     for rank in range(2)
 ]
-pair = json.loads([process.communicate()[0] for process in both][0])
+said = [process.communicate()[0] for process in both]
+pair = json.loads(said[0])
 shorter = [shared / alone for shared, alone in zip(pair["tensor parallel"], pair["replica"], strict=True)]
 
 left, right = panels(2, height=2.8)
