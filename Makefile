@@ -13,6 +13,8 @@ TASK ?=
 LEVEL ?= 1
 LAB ?= 07
 TRUST ?=
+# A notebook of the module, by the two digits that its name begins with, for `make notebooks`.
+NOTEBOOK ?=
 # 1 to compile the kernels of a lab for the GPUs that are not here, after its tests.
 COMPILE ?=
 OUT ?= .out/grades
@@ -23,6 +25,9 @@ MODEL ?=
 NAME ?=
 # quick for a telling few of the sample submissions in the demo, or all.
 SAMPLES ?= quick
+# cpu or cuda, and a picture of the roofline, for `make measure`.
+DEVICE ?=
+PLOT ?=
 # full, or quick for a taste of every long proof.
 EVIDENCE ?= full
 
@@ -36,7 +41,7 @@ IMPORT_LINTER := .venv/bin/lint-imports
 
 export EVIDENCE
 
-.PHONY: help setup demo chat test evidence submit update grade test-strength stubs notebooks hint lint bench doctor clean clean-all FORCE
+.PHONY: help setup demo chat test evidence submit update grade test-strength stubs notebooks hint lint bench measure doctor clean clean-all FORCE
 
 help: ## List these commands
 	@echo "The inference workbook. Commands, with what may be set after them:"
@@ -102,8 +107,9 @@ test-strength: $(STAMP) ## Whether the tests of a lab kill every known wrong imp
 stubs: $(STAMP) ## Write the student's files anew from the marked reference; keeps edited ones [LAB=07]
 	@$(PY) -m grader stubs --lab "$(LAB)"
 
-notebooks: setup ## Execute the labs' notebooks anew, from a clean kernel on the reference [LAB=07]
-	@$(PY) -m labkit.notebook $(if $(filter command line,$(origin LAB)),--lab "$(LAB)")
+notebooks: setup ## Execute the notebooks anew, from a clean kernel on the reference [LAB=07] [NOTEBOOK=01]
+	@$(PY) -m labkit.notebook $(if $(filter command line,$(origin LAB)),--lab "$(LAB)") \
+	  $(if $(NOTEBOOK),--module "$(NOTEBOOK)")
 
 hint: $(STAMP) ## A hint of a task, from a nudge to nearly the answer: TASK=n [LEVEL=1|2|3] [LAB=07]
 	@test -n "$(TASK)" || { echo "name the task: make hint LAB=07 TASK=4"; exit 2; }
@@ -119,6 +125,9 @@ bench: setup ## The reference beside transformers, the kernels beside torch's: r
 	@$(PY) -m benchmarks.decode_beside_transformers
 	@$(PY) -m benchmarks.speculative
 	@$(PY) -m benchmarks.kernels --quick
+
+measure: setup ## What this machine can do at most: bandwidth, products, launches [DEVICE=cpu] [PLOT=roof.png]
+	@$(PY) tools/measure_gpu.py $(if $(DEVICE),--device "$(DEVICE)") $(if $(PLOT),--plot "$(PLOT)")
 
 # Needs no environment, since it is what to ask when setting up fails.
 doctor: ## What this machine has, what it lacks, and what to do about each

@@ -16,7 +16,8 @@ import torch
 import transformers
 
 from labkit.checkpoints import bundled_folder, load_decoder
-from labkit.machine import facts, read_bandwidth
+from labkit.machine import facts
+from labkit.probing import machine_bounds
 from solutions.kv_cache.cache import KVCache
 from solutions.kv_cache.generation import CachedDecoder, greedy
 
@@ -96,7 +97,8 @@ def main() -> None:
     ]
     same = all(mine.tokens == theirs.tokens for mine, theirs in pairs)
     bytes_per_step = sum(parameter.numel() * parameter.element_size() for parameter in peer.parameters())
-    shares = [bytes_per_step / mine.seconds_per_token / read_bandwidth() for mine, _ in pairs]
+    read = machine_bounds("cpu").read
+    shares = [bytes_per_step / mine.seconds_per_token / read for mine, _ in pairs]
 
     machine = facts()
     print(f"{machine.cpu}, {machine.logical_cores} cores, Python {machine.python}")

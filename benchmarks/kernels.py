@@ -32,7 +32,8 @@ from benchmarks.kernel_work import (
     w4a16_weight_bytes,
 )
 from labkit.launch import interpreting
-from labkit.machine import facts, read_bandwidth
+from labkit.machine import facts
+from labkit.probing import machine_bounds
 from solutions.kernels.flash_attention import flash_attention
 from solutions.kernels.flash_decoding import flash_decoding
 from solutions.kernels.flash_forward import flash_attention_forward
@@ -189,11 +190,9 @@ def _w4a16(rows: int, device: str, dtype: torch.dtype) -> dict[str, Call]:
 
 
 def measured_roof(dtype: torch.dtype) -> Roof:
-    """What the card does at its best: a large product by cuBLAS, a long read."""
-    side = 8192
-    a, b = (_randn(side, side, device="cuda", dtype=dtype) for _ in range(2))
-    seconds = statistics.median(_timed({"": lambda: a @ b}, rounds=5)[""])
-    return Roof(2 * side**3 / seconds, read_bandwidth("cuda"))
+    """What the card does at its best: large products by cuBLAS, a long read."""
+    bounds = machine_bounds("cuda")
+    return Roof(bounds.flops({torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]), bounds.read)
 
 
 def _timed(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:

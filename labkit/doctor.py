@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -81,19 +81,80 @@ def package_finding(name: str, on: str = "") -> Finding:
         return Finding(name, State.BROKEN, str(error), "run: make setup")
 
 
+def torch_finding() -> Finding:
+    """Check that torch imports, and say for what it was built."""
+    finding = package_finding("torch")
+    if finding.state is not State.OK:
+        return finding
+    import torch
+
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU alone"
+    return Finding("torch", State.OK, f"{finding.detail}, {build}")
+
+
+def triton_finding() -> Finding:
+    """Check that Triton imports, and say how kernels run here."""
+    finding = package_finding("triton", on="linux")
+    machine = machine_facts()
+    if finding.state is not State.OK or machine is None:
+        return finding
+    how = "run on the GPU" if machine.gpu else "run in the interpreter, and are compiled for GPUs without being run"
+    return Finding("triton", State.OK, f"{finding.detail}; kernels {how}")
+
+
 def gpu_finding() -> Finding:
     """Check for a GPU that torch can use; the labs run without one."""
     machine = machine_facts()
     if machine is None:
         return Finding("GPU", State.NOT_VERIFIED, "torch is missing")
     if machine.gpu is not None:
-        gpu = machine.gpu
-        capability = f"compute capability {gpu.compute_capability}"
-        return Finding("GPU", State.OK, f"{gpu.name}, {gpu.memory_bytes / GIB:.1f} GiB, {capability}")
+        import torch
+
+        gpu, built_for = machine.gpu, torch.cuda.get_arch_list()
+        detail = f"{gpu.name}, {gpu.memory_bytes / GIB:.1f} GiB, sm_{gpu.compute_capability.replace('.', '')}"
+        if not has_kernels_for(gpu.compute_capability, built_for):
+            detail += f", for which this torch has no kernels: it has those of {', '.join(built_for)}"
+            return Finding("GPU", State.LIMITED, detail, "the labs run on the CPU; a torch for this card brings it in")
+        return Finding("GPU", State.OK, detail)
     if shutil.which("nvidia-smi"):
         advice = "if torch above is a CPU build, run: make clean-all setup; else the driver may be too old for it"
         return Finding("GPU", State.LIMITED, "torch cannot use the one that this machine seems to have", advice)
     return Finding("GPU", State.NOT_VERIFIED, "none found", "none is needed: the labs run on the CPU")
+
+
+def has_kernels_for(capability: str, built_for: Sequence[str]) -> bool:
+    """Tell whether a card can run a build.
+
+    Args:
+        capability: Of the card, such as ``"12.0"``.
+        built_for: As torch lists it: ``"sm_90"`` is machine code, which later cards of the same generation run too;
+            ``"compute_90"`` is intermediate code, which the driver translates for any later card.
+    """
+    card = tuple(map(int, capability.split(".")))
+    for name in built_for:
+        kind, _, number = name.partition("_")
+        digits = number.rstrip("abcdefghijklmnopqrstuvwxyz")  # sm_90a is for sm_90 alone
+        if not digits.isdigit():
+            continue
+        built = int(digits[:-1]), int(digits[-1])
+        if card == built or (digits == number and built <= card and (kind == "compute" or card[0] == built[0])):
+            return True
+    return False
+
+
+def speed_finding() -> Finding:
+    """Say what this machine can do at most, if that was measured."""
+    try:
+        from labkit.probing import kept_bounds
+    except ImportError as error:
+        return Finding("speed", State.NOT_VERIFIED, f"what measures it does not import: {error}", "run: make setup")
+    machine = machine_facts()
+    bounds = kept_bounds("cuda" if machine and machine.gpu else "cpu")
+    if bounds is None:
+        return Finding("speed", State.NOT_VERIFIED, "not measured yet", "run: make measure")
+    dtype = bounds.point_dtype
+    rates = f"reads {bounds.read / 1e9:.3g} GB/s, multiplies {bounds.flops(dtype) / 1e9:.3g} GFLOP/s in {dtype}"
+    return Finding("speed", State.OK, rates + (" (measured in a hurry)" if bounds.quick else ""))
 
 
 def machine_facts() -> Machine | None:
@@ -120,7 +181,7 @@ def sandbox_finding() -> Finding:
     if tried.returncode:
         reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
         return Finding("sandbox", State.LIMITED, f"bubblewrap fails: {reason}", user_namespace_advice())
-    return Finding("sandbox", State.OK, f"{program}, with user, process and network namespaces")
+    return Finding("sandbox", State.OK, f"tier bwrap: {program}, with user, process and network namespaces")
 
 
 def user_namespace_advice() -> str:
@@ -190,11 +251,12 @@ def findings() -> list[Finding]:
     """
     checks: dict[str, Callable[[], Finding]] = {
         "Python": python_finding,
-        "torch": lambda: package_finding("torch"),
-        "triton": lambda: package_finding("triton", on="linux"),
+        "torch": torch_finding,
+        "triton": triton_finding,
         "transformers": lambda: package_finding("transformers"),
         "pytest": lambda: package_finding("pytest"),
         "GPU": gpu_finding,
+        "speed": speed_finding,
         "memory": memory_finding,
         "disk": disk_finding,
         "model cache": model_finding,
@@ -225,6 +287,7 @@ def main() -> int:
         print(f"\nThe labs cannot run yet: {', '.join(broken)}. Begin with the first arrow above.")
         return 1
     print("\nThe labs can run." + (f" Limited: {', '.join(limited)}." if limited else ""))
+    print("Next: labs/07_kv_cache/README.md, and make test-lab07 TASK=1, which fails until you have written the task.")
     return 0
 
 

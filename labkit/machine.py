@@ -1,27 +1,16 @@
-"""What this machine is and how fast it reads memory, which bounds the speed of decoding."""
+"""What this machine is; what it can do is measured by `labkit.probing`."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
-import json
 import os
 import platform
-import statistics
 import subprocess
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
-
-from labkit.paths import cache_dir
-
-# Far beyond any last-level cache, so that every pass comes from memory.
-_BUFFER_BYTES = 256 * 2**20
-_REPEATS = 9
 
 
 @dataclass(frozen=True)
@@ -80,80 +69,6 @@ def facts() -> Machine:
         triton=_version("triton"),
         gpu=_gpu(),
     )
-
-
-def read_bandwidth(device: str = "cpu", *, again: bool = False) -> float:
-    """Return how fast this machine reads memory, measured once per machine and kept in the cache folder.
-
-    An array far larger than the caches is summed, which reads every number once and does next to no arithmetic. It is
-    the ceiling of decoding; matrix times vector may stay below it.
-
-    Args:
-        device: `"cpu"` or `"cuda"`.
-        again: measure even if a result is kept.
-
-    Returns:
-        Bytes per second, median of several passes; on a CPU with torch's current number of threads.
-
-    Raises:
-        ValueError: another device, or `"cuda"` where torch sees none.
-    """
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")
-    key = _identity(device)
-    kept = _read_kept()
-    if again or key not in kept:
-        kept[key] = _measure(device)
-        _keep(kept)
-    return kept[key]
-
-
-def _measure(device: str) -> float:
-    numbers = torch.ones(_BUFFER_BYTES // 4, dtype=torch.float32, device=device)
-    seconds = []
-    # The first pass maps pages and starts threads; it is not counted.
-    for _ in range(_REPEATS + 1):
-        start = time.perf_counter()
-        numbers.sum()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return _BUFFER_BYTES / statistics.median(seconds[1:])
-
-
-def _identity(device: str) -> str:
-    """Name the machine, the software and the number of threads that a result holds for."""
-    this = dataclasses.asdict(facts())
-    threads = torch.get_num_threads() if device == "cpu" else 0
-    return json.dumps({"node": platform.node(), "device": device, "threads": threads, **this}, sort_keys=True)
-
-
-def _kept_path() -> Path:
-    return cache_dir() / "read_bandwidth.json"
-
-
-def _read_kept() -> dict[str, float]:
-    try:
-        kept = json.loads(_kept_path().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(kept, dict):
-        return {}
-    return {key: value for key, value in kept.items() if isinstance(value, float) and value > 0}
-
-
-def _keep(kept: dict[str, float]) -> None:
-    """Replace the file in one step; where the cache cannot be written, the result is only not remembered."""
-    path = _kept_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            json.dump(kept, file, indent=2)
-        os.replace(file.name, path)
-    except OSError:
-        return
 
 
 def _cpu_model() -> str:

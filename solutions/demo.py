@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from labkit.checkpoints import CheckpointError, Model, load
-from labkit.machine import read_bandwidth
+from labkit.probing import machine_bounds
 from labkit.sampling_params import SamplingParams
 from labkit.tokenizer import StreamDecoder
 from solutions.kv_cache.cache import KVCache
@@ -162,7 +162,7 @@ def main(
     try:
         params = SamplingParams(temperature, top_k, top_p, min_p, seed)
         loaded = load(model)
-        bandwidth = read_bandwidth()
+        bandwidth = machine_bounds("cpu", quick=True).read
         typer.secho(f"{model}: {prompt}\n", bold=True)
         figures = answer(loaded, prompt, max_tokens, params, bandwidth, lambda piece: typer.echo(piece, nl=False))
     except (CheckpointError, ValueError) as error:

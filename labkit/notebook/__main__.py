@@ -1,4 +1,4 @@
-"""Runs the notebooks of the labs and stores what they show: `python -m labkit.notebook`."""
+"""Runs the notebooks of labs and module and stores what they show: `python -m labkit.notebook`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    lab: Annotated[str | None, typer.Option(help="two digits; default: every lab that has a notebook")] = None,
+    lab: Annotated[str | None, typer.Option(help="two digits: the notebook of that lab alone")] = None,
+    module: Annotated[str | None, typer.Option(help="two digits: that notebook of the module alone")] = None,
     impl: Annotated[str, typer.Option(help="whose code they use")] = "solutions",
 ) -> None:
-    """Execute every walkthrough.py from a clean kernel and write walkthrough.ipynb beside it."""
+    """Execute every source from a clean kernel and write the .ipynb beside it."""
     try:
-        sources = find_notebooks(lab or None)
+        sources = find_notebooks(lab or None, module or None)
     except ValueError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         raise typer.Exit(2) from error

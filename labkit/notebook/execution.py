@@ -1,10 +1,11 @@
 """Runs a notebook from its text, in a kernel of its own, and keeps what it showed.
 
-A notebook is a pair: `walkthrough.py` (jupytext, percent format) is the source, `walkthrough.ipynb` the same cells with
-their outputs. Two tags of cells mean something here:
+A notebook is a pair: `walkthrough.py` of a lab or `NN_name.py` of the module (jupytext, percent format) is the source,
+the `.ipynb` beside it the same cells with their outputs. Three tags of cells mean something here:
 
     parameters   sizes; a quick run replaces them by those in the notebook's own metadata `quick`
     check        runs tests of a lab; left out of a quick run
+    exercise     begins with `answer = None`; an answered run takes the cell's own metadata `solution` in place of None
 """
 
 from __future__ import annotations
@@ -28,22 +29,35 @@ from labkit.manifest import ROOT
 
 CELL_SECONDS = 1200
 PLOT_COLOURS = 128
+ANY = "[0-9][0-9]"
 
 
-def find_notebooks(lab: str | None = None, root: Path = ROOT) -> list[Path]:
-    """The sources of all labs' notebooks.
+def find_notebooks(lab: str | None = None, module: str | None = None, root: Path = ROOT) -> list[Path]:
+    """The sources of notebooks: all of them, those of a lab, or one of the module's.
 
     Args:
         lab: two digits, for one lab alone.
+        module: two digits, for that notebook of the module alone.
         root: the workbook.
 
     Raises:
         ValueError: there is none.
     """
-    found = sorted((root / "labs").glob(f"{lab or '[0-9][0-9]'}_*/walkthrough.py"))
-    if not found:
-        raise ValueError(f"there is no notebook of {f'lab {lab!r}' if lab else 'any lab'} in {root / 'labs'}")
-    return found
+    patterns = []
+    if lab or not module:
+        patterns.append(f"labs/{lab or ANY}_*/walkthrough.py")
+    if module or not lab:
+        patterns.append(f"notebooks/{module or ANY}_*.py")
+    found = {pattern: sorted(root.glob(pattern)) for pattern in patterns}
+    missing = [pattern for pattern, sources in found.items() if not sources]
+    if missing and (lab or module or missing == patterns):
+        raise ValueError(f"there is no notebook {' or '.join(missing)} in {root}")
+    return [source for sources in found.values() for source in sources]
+
+
+def is_of_a_lab(source: Path) -> bool:
+    """Whether a notebook walks through a lab; the others belong to the module."""
+    return source.name == "walkthrough.py"
 
 
 def read_source(source: Path) -> NotebookNode:
@@ -51,6 +65,8 @@ def read_source(source: Path) -> NotebookNode:
     notebook = jupytext.read(source)
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02}"
+        # In the order in which nbformat stores them.
+        cell["metadata"] = NotebookNode(sorted(cell.metadata.items()))
     return notebook
 
 
@@ -59,6 +75,7 @@ def execute(
     *,
     impl: str = "solutions",
     quick: bool = False,
+    answered: bool = False,
     cell_seconds: int = CELL_SECONDS,
     tell: Callable[[int, int], None] = lambda done, count: None,
 ) -> NotebookNode:
@@ -68,6 +85,7 @@ def execute(
         source: the percent file.
         impl: whose code it uses.
         quick: with the quick parameters, and without the cells that run tests.
+        answered: with every exercise answered by the solution that its cell states.
         cell_seconds: that one cell may take.
         tell: called before each cell with the number of cells done, and of all.
 
@@ -80,6 +98,8 @@ def execute(
     notebook = read_source(source)
     if quick:
         _make_quick(notebook)
+    if answered:
+        _answer(notebook)
     with tempfile.TemporaryDirectory(prefix="notebook-") as scratch:
         client = NotebookClient(
             notebook,
@@ -133,19 +153,30 @@ def _make_quick(notebook: NotebookNode) -> None:
     notebook.cells = [cell for cell in notebook.cells if "check" not in cell.metadata.get("tags", ())]
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", ()):
-            cell.source = _replaced(cell.source, notebook.metadata.get("quick", {}))
+            values = notebook.metadata.get("quick", {})
+            cell.source = _replaced(cell.source, {name: repr(value) for name, value in values.items()})
 
 
-def _replaced(code: str, values: Mapping[str, object]) -> str:
-    """Assignments with other values.
+def _answer(notebook: NotebookNode) -> None:
+    """Replaces the open answers of exercises by the solutions that their cells state."""
+    for cell in notebook.cells:
+        if "exercise" in cell.metadata.get("tags", ()):
+            if not isinstance(cell.metadata.get("solution"), str):
+                raise ValueError(f"an exercise states no solution, an expression in quotes:\n{cell.source[:200]}")
+            cell.source = _replaced(cell.source, {"answer": cell.metadata["solution"]})
+
+
+def _replaced(code: str, values: Mapping[str, str]) -> str:
+    """Assignments of other expressions.
 
     Raises:
         ValueError: a name that the code does not assign once, at the beginning of a line.
     """
     for name, value in values.items():
-        code, count = re.subn(rf"^{re.escape(name)} = .*$", f"{name} = {value!r}", code, flags=re.MULTILINE)
+        line = f"{name} = {value}".replace("\\", r"\\")  # no group of the pattern is meant
+        code, count = re.subn(rf"^{re.escape(name)} = .*$", line, code, flags=re.MULTILINE)
         if count != 1:
-            raise ValueError(f"the quick value of {name} replaces {count} assignments; the cell must hold one")
+            raise ValueError(f"the value of {name} replaces {count} assignments; the cell must hold one")
     return code
 
 

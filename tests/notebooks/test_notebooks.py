@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
-import struct
 import subprocess
 from pathlib import Path
 
@@ -15,17 +13,31 @@ from nbformat import NotebookNode
 
 from labkit.checkpoints import CheckpointError, bundled_folder
 from labkit.manifest import load_manifest
-from labkit.notebook.execution import execute, find_notebooks, is_paired, stored
+from labkit.notebook.answer_card import OPEN, RIGHT
+from labkit.notebook.execution import execute, find_notebooks, is_of_a_lab, is_paired, stored
+from tests.notebooks.cells import check_outputs, code_cells, pictures, shown, tagged
 
 MAX_BYTES = 600_000
 QUICK_SECONDS = 300
 """For one cell, on a machine with other things to do; the whole quick form takes well under a minute alone."""
 
 SOURCES = find_notebooks()
+LABS = [source for source in SOURCES if is_of_a_lab(source)]
+MODULE = [source for source in SOURCES if not is_of_a_lab(source)]
 MACHINE_PATH = re.compile("(?<![\\w.])/" + r"(home|Users|root|work|tmp|opt|usr)/[\w.-]+")
 
 
-@pytest.fixture(params=SOURCES, ids=lambda source: source.parent.name)
+def name_of(source: Path) -> str:
+    """The lab's folder, or the file's own name."""
+    return source.parent.name if is_of_a_lab(source) else source.stem
+
+
+def each(sources: list[Path]) -> pytest.MarkDecorator:
+    """The test for each of these notebooks instead of for all."""
+    return pytest.mark.parametrize("source", sources, ids=name_of)
+
+
+@pytest.fixture(params=SOURCES, ids=name_of)
 def source(request: pytest.FixtureRequest) -> Path:
     """Each notebook's source in turn."""
     return request.param
@@ -40,39 +52,6 @@ def kept(source: Path) -> NotebookNode:
     return nbformat.read(stored(source), as_version=4)
 
 
-def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def pictures(cell: NotebookNode) -> list[bytes]:
-    """The PNGs that a cell shows."""
-    found = [output.data for output in cell.outputs if output.output_type in ("display_data", "execute_result")]
-    return [base64.b64decode(data["image/png"]) for data in found if "image/png" in data]
-
-
-def draws(cell: NotebookNode) -> bool:
-    """Whether a cell promises a plot."""
-    return re.search(r"\bpanels\(", cell.source) is not None
-
-
-def check_outputs(notebook: NotebookNode) -> None:
-    """Every cell ran, in order, without errors or noise, and showed its plots."""
-    cells = code_cells(notebook)
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "not one run from the top"
-    for cell in cells:
-        for output in cell.outputs:
-            assert output.output_type != "error", f"{output.get('ename')}: {output.get('evalue')}"
-            assert output.get("name") != "stderr", f"noise in the output: {output.get('text')}"
-            leftover = output.get("data", {}).get("text/plain", "")
-            assert draws(cell) is False or output.output_type != "execute_result", f"a value nobody wants: {leftover}"
-        assert not draws(cell) or pictures(cell), f"no plot where one is promised:\n{cell.source[:300]}"
-    plots = [picture for cell in cells for picture in pictures(cell)]
-    assert plots, "a walkthrough without a plot"
-    for picture in plots:
-        width, height = struct.unpack(">II", picture[16:24])
-        assert width <= 1000 and height <= 800, f"a plot of {width} by {height} pixels"
-
-
 def test_the_pair_is_in_sync(source: Path, kept: NotebookNode) -> None:
     assert is_paired(source), f"{stored(source).name} has other cells than {source.name}: run `make notebooks`"
 
@@ -85,15 +64,29 @@ def test_stored_outputs_are_whole_small_and_of_no_machine(source: Path, kept: No
     assert not MACHINE_PATH.search(text), f"a path of one machine: {MACHINE_PATH.search(text)}"
 
 
+@each(LABS)
 def test_each_core_task_is_walked_and_checked_in_order(source: Path, kept: NotebookNode) -> None:
     manifest = load_manifest(source.parent.name[:2])
     wanted = [f"{manifest.id}.{task.number}" for task in manifest.tasks if not task.stretch]
     calls = re.findall(r'^check\("([\d.]+)"\)', "\n".join(cell.source for cell in code_cells(kept)), re.MULTILINE)
     assert [name for name in calls if name in wanted] == wanted
-    for cell in code_cells(kept):
-        if "check" in cell.metadata.get("tags", ()):
-            shown = "".join(output.data.get("text/plain", "") for output in cell.outputs if "data" in output)
-            assert ": done. " in shown, f"{cell.source} was stored with: {shown[:300]}"
+    for cell in tagged(kept, "check"):
+        assert ": done. " in shown(cell), f"{cell.source} was stored with: {shown(cell)[:300]}"
+
+
+@each(MODULE)
+def test_exercises_are_numbered_stored_open_and_answered_out_of_sight(source: Path, kept: NotebookNode) -> None:
+    exercises = tagged(kept, "exercise")
+    names = [re.search(r'check_answer\(\s*"(\d+)"', cell.source) for cell in exercises]
+    assert [name and int(name[1]) for name in names] == list(range(1, len(exercises) + 1)), "number them from 1"
+    assert exercises, "a notebook of the module has exercises"
+    for number, cell in enumerate(exercises, start=1):
+        assert re.search(r"^answer = None\b", cell.source, re.MULTILINE)
+        assert shown(cell).startswith(f"exercise {number}: {OPEN}"), f"stored with: {shown(cell)[:300]}"
+        before = kept.cells[kept.cells.index(cell) - 1].source
+        assert f"**Exercise {number}" in before and "<details>" in before and "<summary>Answer" in before, (
+            f"the cell before exercise {number} states it and folds its answer into <details>"
+        )
 
 
 def test_it_runs_from_a_clean_kernel(source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -105,10 +98,13 @@ def test_it_runs_from_a_clean_kernel(source: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MATPLOTLIBRC", str(tmp_path / "matplotlibrc"))
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    notebook = execute(source, quick=True, cell_seconds=QUICK_SECONDS)
+    notebook = execute(source, quick=True, answered=True, cell_seconds=QUICK_SECONDS)
     check_outputs(notebook)
-    shown = [output.data for cell in code_cells(notebook) for output in cell.outputs if "data" in output]
-    assert any("text/html" in data and "points" in data["text/plain"] for data in shown), "no progress was drawn"
+    if is_of_a_lab(source):
+        data = [output.data for cell in code_cells(notebook) for output in cell.outputs if "data" in output]
+        assert any("text/html" in part and "points" in part["text/plain"] for part in data), "no progress was drawn"
+    for number, cell in enumerate(tagged(notebook, "exercise"), start=1):
+        assert shown(cell) == f"exercise {number}: {RIGHT}", f"the answer of the notebook's own: {shown(cell)}"
 
 
 @pytest.mark.evidence
@@ -140,8 +136,8 @@ def test_quick_values_replace_parameters_and_checks_are_left_out(tmp_path: Path)
     source = tmp_path / "walkthrough.py"
     source.write_text(text)
 
-    def printed(quick: bool) -> list[str]:
-        cells = code_cells(execute(source, quick=quick, cell_seconds=QUICK_SECONDS))
+    def printed(**options: bool) -> list[str]:
+        cells = code_cells(execute(source, cell_seconds=QUICK_SECONDS, **options))
         return [output.text.strip() for cell in cells for output in cell.outputs]
 
     assert printed(quick=False) == ["150", "checked"]
@@ -151,10 +147,28 @@ def test_quick_values_replace_parameters_and_checks_are_left_out(tmp_path: Path)
         execute(source, quick=True)
 
 
-def test_a_lab_without_a_notebook_is_refused() -> None:
+def test_answers_are_put_in_only_where_asked_and_only_where_they_are_stated(tmp_path: Path) -> None:
+    source = tmp_path / "01_small.py"
+    cell = '# %% tags=["exercise"] solution="SIDE ** 2"\nanswer = None  # of the square\nprint(answer)\n'
+    source.write_text(f"# %%\nSIDE = 3\n\n{cell}")
+
+    def printed(**options: bool) -> str:
+        return code_cells(execute(source, cell_seconds=QUICK_SECONDS, **options))[1].outputs[0].text.strip()
+
+    assert [printed(), printed(answered=True)] == ["None", "9"]
+    source.write_text(cell.replace(' solution="SIDE ** 2"', ""))
+    with pytest.raises(ValueError, match="an exercise states no solution"):
+        execute(source, answered=True)
+
+
+def test_notebooks_are_found_by_lab_and_by_number() -> None:
     assert find_notebooks("07") == [path for path in SOURCES if path.parent.name.startswith("07")]
-    with pytest.raises(ValueError, match="no notebook of lab '99'"):
+    assert find_notebooks(module="01") == [path for path in MODULE if path.name.startswith("01")]
+    assert find_notebooks("07", "01") == [*find_notebooks("07"), *find_notebooks(module="01")]
+    with pytest.raises(ValueError, match=r"no notebook labs/99_\*/walkthrough.py"):
         find_notebooks("99")
+    with pytest.raises(ValueError, match=r"no notebook notebooks/99_\*.py"):
+        find_notebooks("07", "99")
 
 
 def model_or_skip() -> None:
