@@ -219,7 +219,7 @@ def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def _scenario_table(scenario: Scenario, reports: dict[str, SimulationReport]) -> Table:
     table = Table(title=f"{scenario.name}: {scenario.title}", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for column in scenario.columns:
         table.add_column(column.title, justify="right")
     for case in scenario.cases:

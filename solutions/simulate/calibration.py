@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from labkit.checks import check_count
 from solutions.engine import Engine
 from solutions.engine.load import LoadReport
+from solutions.engine.request import blocks_for
 from solutions.engine.sampling_params import SamplingParams
 
 from .demand import Demand
@@ -73,20 +74,21 @@ def measure_steps(
     """
     limits = engine.config.scheduler
     largest, most = max(grid.prefills) + max(grid.decodes), 1 + max(grid.decodes)
-    if limits.token_budget < largest or limits.max_running < most:
+    allowed = min(limits.token_budget, max(grid.decodes) + (limits.max_chunk or limits.token_budget))
+    if allowed < largest or limits.max_running < most:
         raise ValueError(
-            f"the grid has steps of {largest} tokens in {most} sequences; the engine allows {limits.token_budget} in "
+            f"the grid has steps of {largest} tokens in {most} sequences; the engine allows {allowed} in "
             f"{limits.max_running}"
         )
     demands, seconds = list[Demand](), list[float]()
     choose = random.Random(0)
+    chunk = max(1, allowed - max(grid.decodes))
     for context in grid.contexts:
         lengths = dict[str, int]()  # by request: tokens that are known, the newest not yet computed
+        # Answers that last as long as anybody measures, the other prompts before it included.
+        last = grid.num_points // len(grid.contexts) * grid.repeats + most * blocks_for(context, chunk)
         for _ in range(max(grid.decodes)):
-            prompt = _prompt(engine, context, choose)
-            # Enough to decode on as long as anybody measures.
-            steps = grid.num_points * grid.repeats + 2 * max(grid.decodes) + context
-            lengths[engine.add_request(prompt, _params(steps))] = context
+            lengths[engine.add_request(_prompt(engine, context, choose), _params(last))] = context
         while any(length == context for length in lengths.values()):
             _step(engine, lengths)
         for decodes in sorted(grid.decodes, reverse=True):

@@ -60,7 +60,7 @@ def on_the_engine(engine: Engine, requests: list[TimedRequest], taken_in: list[i
     "settings",
     [
         dict(max_running=8, token_budget=24, num_blocks=64),
-        dict(max_running=6, token_budget=16, max_chunk=5, num_blocks=20, prefix_cache="radix"),
+        dict(max_running=6, token_budget=16, max_chunk=5, num_blocks=16, prefix_cache="radix"),
         dict(max_running=6, token_budget=40, num_blocks=18, preemption="swap", num_host_blocks=30),
         dict(max_running=6, token_budget=16, num_blocks=16, prefix_cache="none"),
     ],

@@ -105,14 +105,15 @@ def test_the_failure_shows_and_the_remedies_help(name: str) -> None:
     check_claims(name, seed=0)
 
 
-def check_claims(name: str, seed: int) -> None:
-    """Runs a scenario and looks at each claim."""
+def check_claims(name: str, seed: int, slack: float = 1.0) -> None:
+    """Runs a scenario and looks at each claim; with slack, so much of what a factor has beyond 1."""
     scenario = SCENARIOS[name]
     reports = scenario.run(seed)
     for claim in CLAIMS[name]:
         column = next(one for one in scenario.columns if one.title == claim.column)
         larger, smaller = (column.value(reports[case]) for case in (claim.larger, claim.smaller))
-        assert larger >= claim.factor * smaller, (
+        factor = 1 + slack * (claim.factor - 1)
+        assert larger >= factor * smaller, (
             f"seed {seed}, {claim.column}: {claim.larger!r} has {larger:.3g}, {claim.smaller!r} {smaller:.3g}; "
-            f"the first should be {claim.factor} times the second at least"
+            f"the first should be {factor:.3g} times the second at least"
         )

@@ -34,13 +34,13 @@ def random_run(seed: int) -> tuple[list[Replica], list[TimedRequest], Simulation
     pool = [
         make_replica(
             index=index, max_running=running, token_budget=running + choose.choice([0, 5, 40]),
-            max_chunk=choose.choice([None, 3, 8]), num_blocks=choose.randint(14, 40), block_size=4,
+            max_chunk=choose.choice([None, 3, 8]), num_blocks=choose.randint(13, 22), block_size=4,
             prefix_cache=choose.choice(PREFIX_CACHES), preemption=choose.choice(PREEMPTIONS),
             num_host_blocks=choose.choice([0, 20]),
         )
         for index in range(choose.randint(1, 3))
     ]  # fmt: skip
-    stream = Stream(choose.choice([0.2, 1.0]), Uniform(1, 25), LogNormal(6, 15, 25), prefix=9, num_prefixes=3, skew=1.0)
+    stream = Stream(choose.choice([0.2, 2.0]), Uniform(1, 25), LogNormal(6, 15, 25), prefix=9, num_prefixes=3, skew=1.0)
     requests = merge(
         stream.draw(60.0, seed), Stream(0.1, Fixed(20), Fixed(3), kind="slow", priority=1).draw(60.0, seed)
     )
