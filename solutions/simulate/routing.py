@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,8 +45,9 @@ class PrefixAffinity:
 
     def __call__(self, request: TimedRequest, replicas: Sequence[Replica]) -> int:
         start = array("I", request.prompt[: self.num_tokens]).tobytes()
-        # Rendezvous hashing: with a replica more or less, only its own requests move.
-        home = max(range(len(replicas)), key=lambda index: zlib.crc32(start + bytes([index])))
+        # Rendezvous hashing: with a replica more or less, only its own requests move. A checksum such as CRC won't do:
+        # it is linear, so that a few replicas win nearly always.
+        home = max(range(len(replicas)), key=lambda index: hashlib.sha256(start + bytes([index])).digest())
         if self.most is not None:
             average = (1 + sum(one.num_alive for one in replicas)) / len(replicas)
             if replicas[home].num_alive > self.most * average:

@@ -57,5 +57,5 @@ def off(row: Comparison) -> float:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_failure_modes_do_not_hang_on_a_seed(name: str, fresh: random.Random) -> None:
-    for _ in range(1 if QUICK else 4):
-        check_claims(name, fresh.randrange(10**6), slack=0.5)
+    for _ in range(1 if QUICK else 2):
+        check_claims(name, fresh.randrange(10**6), slack=0.25)

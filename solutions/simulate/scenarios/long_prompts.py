@@ -18,11 +18,10 @@ WHOLE = 65_536
 
 
 def workload(seed: int) -> list[TimedRequest]:
-    """Chats for 20 seconds, and a long prompt now and then."""
+    """Chats for 20 seconds, and three long prompts."""
     chats = Stream(12.0, Uniform(200, 600), Uniform(50, 150)).draw(20.0, seed)
-    long = Stream(0.2, Fixed(LONG), Fixed(50), kind="long", start=2.0).draw(16.0, seed)
-    # At least one, whatever the seed.
-    return merge(chats, long or [replace(chats[0], seconds=5.0, prompt=chats[0].prompt * (LONG // 200), kind="long")])
+    long = Stream(1.0, Fixed(LONG), Fixed(50), kind="long").draw(60.0, seed)
+    return merge(chats, [replace(one, seconds=when) for one, when in zip(long, (2.0, 8.0, 14.0), strict=False)])
 
 
 def _case(name: str, role: Role, budget: int, chunk: int | None, route: Router = least_loaded) -> Case:

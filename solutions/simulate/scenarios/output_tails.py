@@ -22,8 +22,8 @@ FEWER = AT_ONCE // 2
 
 
 def workload(seed: int) -> list[TimedRequest]:
-    """About as much as so many at once can do."""
-    return Stream(18.0, PROMPT, OUTPUT).draw(12.0, seed)
+    """Rather more than so many at once can do."""
+    return Stream(24.0, PROMPT, OUTPUT).draw(10.0, seed)
 
 
 def _case(name: str, role: Role, config: ReplicaConfig, kv: str = "bf16") -> Case:

@@ -17,21 +17,26 @@ POOL = 24_000
 """Tokens of a replica: about fifteen prefixes."""
 
 
-def questions(seed: int, skew: float = 0.0) -> list[TimedRequest]:
+def questions(seed: int, rate: float, skew: float = 0.0) -> list[TimedRequest]:
     """Questions about documents, a page each; with skew, nearly all about the same."""
     prompt = Uniform(PREFIX + 512, PREFIX + 768)
-    return Stream(70.0, prompt, Fixed(20), prefix=PREFIX, num_prefixes=NUM_PREFIXES, skew=skew).draw(5.0, seed)
+    return Stream(rate, prompt, Fixed(20), prefix=PREFIX, num_prefixes=NUM_PREFIXES, skew=skew).draw(5.0, seed)
 
 
 def _case(
-    name: str, role: Role, make_router: Callable[[], Router], *, skew: float = 0.0, pool: int = POOL
-) -> Case:  # fmt: skip
+    name: str, role: Role, make_router: Callable[[], Router], rate: float, *, skew: float = 0.0, pool: int = POOL
+) -> Case:
     config = replica_config(pool, prefix_cache="hash")
 
     def run(seed: int) -> SimulationReport:
-        return simulate(replicas(4, config), questions(seed, skew), make_router())
+        return simulate(replicas(4, config), questions(seed, rate, skew), make_router())
 
     return Case(name, role, run)
+
+
+def bounded() -> Router:
+    """By prefix, as long as its replica has no more than twice the average to do."""
+    return PrefixAffinity(most=2.0)
 
 
 def _busiest(report: SimulationReport) -> float:
@@ -54,9 +59,9 @@ THRASH = Scenario(
     "every replica sees all of them, and the least recently used is gone before it is asked for again. By prefix, each "
     "replica has only its own to keep; a pool of twice the size helps less, and costs more.",
     (
-        _case("in turn", Role.FAILURE, RoundRobin),
-        _case("by prefix", Role.REMEDY, PrefixAffinity),
-        _case("in turn, twice the pool", Role.REMEDY, RoundRobin, pool=2 * POOL),
+        _case("in turn", Role.FAILURE, RoundRobin, 70.0),
+        _case("by prefix", Role.REMEDY, bounded, 70.0),
+        _case("in turn, twice the pool", Role.REMEDY, RoundRobin, 70.0, pool=2 * POOL),
     ),
     COLUMNS,
 )
@@ -67,9 +72,9 @@ HOT = Scenario(
     "Routing by prefix keeps the hit rate and gives one replica most of the work. With a bound on its load the router "
     "lets the excess go elsewhere, where the prefix is computed once and then cached as well.",
     (
-        _case("evenly asked for", Role.HEALTHY, PrefixAffinity),
-        _case("one in fashion", Role.FAILURE, PrefixAffinity, skew=2.5),
-        _case("at most 1.25 times the mean", Role.REMEDY, lambda: PrefixAffinity(most=1.25), skew=2.5),
+        _case("evenly asked for", Role.HEALTHY, PrefixAffinity, 60.0, pool=2 * POOL),
+        _case("one in fashion", Role.FAILURE, PrefixAffinity, 60.0, skew=3.5, pool=2 * POOL),
+        _case("at most twice the mean", Role.REMEDY, bounded, 60.0, skew=3.5, pool=2 * POOL),
     ),
     COLUMNS,
 )
