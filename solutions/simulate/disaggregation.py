@@ -83,14 +83,14 @@ def simulate_disaggregated(
     sent = sorted(first.outcomes, key=lambda one: one.arrived + one.ttft)
     ready = [one.arrived + one.ttft for one in sent]
     received = link.arrivals([(start, one.num_prompt) for start, one in zip(ready, sent, strict=True)])
-    second = simulate(
-        decode, [_rest(requests[one.number], at) for one, at in zip(sent, received, strict=True)]
-    )  # fmt: skip
-    outcomes = tuple(
-        _joined(one, then, at) for one, then, at in zip(sent, second.outcomes, received, strict=True)
-    )  # fmt: skip
+    second = simulate(decode, [_rest(requests[one.number], at) for one, at in zip(sent, received, strict=True)])
+    lives = [
+        (_joined(one, then, at), at - start)
+        for one, then, at, start in zip(sent, second.outcomes, received, ready, strict=True)
+    ]
+    lives.sort(key=lambda life: life[0].number)
+    outcomes, transfers = (tuple(column) for column in zip(*lives, strict=True))
     seconds = max(one.arrived + one.e2e for one in outcomes) - requests[0].seconds
-    transfers = tuple(end - start for start, end in zip(ready, received, strict=True))
     return DisaggregatedReport(replace(second, served=outcomes, outcomes=outcomes, seconds=seconds), first, transfers)
 
 

@@ -14,9 +14,11 @@ def moments(report: SimulationReport, points: int) -> list[float]:
     """So many moments, in seconds, the last of them the end.
 
     Raises:
-        ValueError: fewer than one.
+        ValueError: fewer than one, or a report of nothing.
     """
     check_count("points", points, 1)
+    if not report.samples:
+        raise ValueError("nothing was served, so there is nothing to see over time")
     start, end = report.samples[0].seconds, report.samples[-1].seconds
     return [start + (end - start) * (i + 1) / points for i in range(points)]
 

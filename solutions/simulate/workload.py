@@ -12,7 +12,7 @@ from labkit.checks import check_count
 from solutions.engine.load import Arrival
 from solutions.engine.sampling_params import SamplingParams
 
-from .lengths import Fixed, Lengths
+from .lengths import Lengths
 
 VOCAB_SIZE = 32_000
 """No model here has a smaller one, so that the same workload can be served for real."""
@@ -106,7 +106,8 @@ def read_trace(path: str | Path, seed: int = 0) -> list[TimedRequest]:
             entry = json.loads(line)
             shared = min(int(entry.get("prefix_tokens", 0)), int(entry["input"]))
             prefix = _tokens(random.Random(f"prefix {entry.get('prefix')} {seed}"), shared)
-            prompt = prefix + _tokens(choose, Fixed(int(entry["input"])).tokens - shared)
+            check_count("input", entry["input"], 1)
+            prompt = prefix + _tokens(choose, entry["input"] - shared)
             request = _request(
                 float(entry["seconds"]), prompt, int(entry["output"]), choose, str(entry.get("kind", "")),
                 int(entry.get("priority", 0)),

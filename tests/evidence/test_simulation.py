@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import random
 import statistics
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from solutions.engine import Engine, EngineConfig
 from solutions.engine.load import run_load
 from solutions.engine.scheduler import SchedulerConfig
+from solutions.simulate.__main__ import app
 from solutions.simulate.calibration import Comparison, Grid, compare, measure_steps, twin, workload_at
-from solutions.simulate.fitting import fit, typical_error
+from solutions.simulate.demand import Demand
+from solutions.simulate.fitting import FittedTime, fit, typical_error
 from solutions.simulate.replica import Replica
 from solutions.simulate.scenarios import SCENARIOS
 from solutions.simulate.simulation import simulate
@@ -59,3 +63,13 @@ def off(row: Comparison) -> float:
 def test_the_failure_modes_do_not_hang_on_a_seed(name: str, fresh: random.Random) -> None:
     for _ in range(1 if QUICK else 2):
         check_claims(name, fresh.randrange(10**6), slack=0.25)
+
+
+def test_the_command_calibrates_and_prints_its_error(tmp_path: Path) -> None:
+    times = tmp_path / "times.json"
+    words = ["calibrate", "--quick", "--repeats", "1", "--requests", "4", "--out", str(times)]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    for word in ("what a step costs", "median error", "predicted", "measured", "TTFT p95", "throughput", "%"):
+        assert word in result.output
+    assert FittedTime.read_file(times).seconds(Demand(1, 1, 1, 10, 10)) > 0

@@ -86,6 +86,12 @@ def test_two_pools_and_a_link_in_numbers() -> None:
     assert [one.longest_gap for one in done.whole.outcomes] == [3.5, 6.5, 3.5]
     assert [one.e2e for one in done.whole.outcomes] == [1 + 2.5 + 3, 1 + 5 + 0.5 + 3, 1 + 2.5 + 3]
     assert [one.num_tokens for one in done.whole.outcomes] == [4, 4, 4]
+    # The one that came first has a longer prompt and is sent later; the report goes by arrival all the same.
+    slow = replace(requests[0], prompt=requests[0].prompt * 3)
+    chunked = make_replica(max_running=4, token_budget=20, max_chunk=10, prefix_cache="none")
+    swapped = simulate_disaggregated([chunked], [decode], Link(4e3, 1e3), [slow, requests[1]])
+    assert [one.num_prompt for one in swapped.whole.outcomes] == [30, 10]
+    assert [one.ttft for one in swapped.whole.outcomes] == [3.0, 1.0] and swapped.transfers == (8.0, 2.5)
     with pytest.raises(ValueError, match="at least 2 tokens"):
         simulate_disaggregated([prefill], [decode], Link(1.0, 1.0), stream(1, output=1))
 
