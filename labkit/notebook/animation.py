@@ -11,7 +11,7 @@ from PIL import Image
 
 from labkit.checks import check_count
 
-COLOURS = 32
+COLOURS = 64
 LAST_FRAME_SECONDS = 2.5
 """The end is what one looks at before it begins again."""
 
@@ -57,8 +57,11 @@ def as_gif(draw: Callable[[Axes, int], None], frames: int, width: float, height:
             with Image.open(file) as picture:
                 pictures.append(picture.convert("RGB"))
     plt.close(figure)
-    # One palette for all frames, from the fullest: else colours flicker.
-    palette = pictures[-1].quantize(COLOURS)
+    # One palette for all frames, else colours flicker; one that keeps what few pixels have, such as a thin line.
+    sheet = Image.new("RGB", (pictures[0].width, pictures[0].height * frames))
+    for number, picture in enumerate(pictures):
+        sheet.paste(picture, (0, number * picture.height))
+    palette = sheet.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
     first, *rest = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     durations = [round(1000 * seconds)] * (frames - 1) + [round(1000 * LAST_FRAME_SECONDS)]
     with io.BytesIO() as file:

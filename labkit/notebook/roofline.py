@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
 from labkit.notebook.palette import BLUE, FAINT, INK, LINES, QUIET
 from labkit.probing import MachineBounds
@@ -48,9 +49,9 @@ def draw_roofline(
                 size=8, color=QUIET,
             )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="FLOP per second")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     x = (low * top) ** 0.5
-    axes.annotate("memory: slope = bytes per second", (x, x * bounds.read), (-4, 8), textcoords="offset points",
-                  ha="right", size=8, color=QUIET)  # fmt: skip
+    axes.annotate("memory", (x, x * bounds.read), (-6, 4), textcoords="offset points", ha="right", size=8, color=QUIET)
     if points and bounds.points:
         measured = [point.rate.median for point in bounds.points]
         axes.plot([point.intensity for point in bounds.points], measured, "o", color=INK, markersize=4)

@@ -68,11 +68,15 @@ class MachineBounds:
 
     @property
     def read(self) -> float:
-        """Bytes per second that are read, which bounds decoding."""
-        return self.bandwidth["read"].median
+        """Bytes per second that are read at most, which bounds decoding.
+
+        A bound is the best of the repeats: whatever was slower had company, and a bound that a median pass exceeds is
+        none.
+        """
+        return self.bandwidth["read"].high
 
     def flops(self, dtype: str) -> float:
-        """FLOP per second of matrix products, which bounds prefill.
+        """FLOP per second of matrix products at most, which bounds prefill.
 
         Raises:
             ValueError: a dtype that wasn't measured here; the message says why.
@@ -81,7 +85,7 @@ class MachineBounds:
             why = self.missing.get(dtype, "no such dtype is measured")
             known = ", ".join(self.products) or "none"
             raise ValueError(f"{self.name} has no rate for {dtype}: {why}; measured are {known}")
-        return self.products[dtype].median
+        return self.products[dtype].high
 
     def ridge(self, dtype: str) -> float:
         """FLOP per byte above which the arithmetic limits and below which the memory does."""

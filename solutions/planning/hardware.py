@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from labkit.probing import MachineBounds
+
 GB, TB = 10**9, 10**12
 TFLOPS = 10**12
 
@@ -33,6 +35,12 @@ class Hardware:
         for what, value in {"memory": self.memory, "bandwidth": self.bandwidth, **self.peak}.items():
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{self.name}: {what} must be a positive number, got {value}")
+
+    @classmethod
+    def measured(cls, bounds: MachineBounds) -> Hardware:
+        """A machine as `labkit.probing.machine_bounds` found it: what it reaches, not what its data sheet says."""
+        peak = {dtype: bounds.flops(dtype) for dtype in bounds.products}
+        return cls(bounds.name, bounds.memory_bytes, bounds.read, peak)
 
     def flops(self, dtype: str) -> float:
         """FLOP per second in a dtype.

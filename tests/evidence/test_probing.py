@@ -35,7 +35,7 @@ for _ in range(3):
     bounds = measure("cpu", quick=True)
     rounds.append({
         "copy": bounds.bandwidth["copy"].median / (2 * source.nbytes / seconds(lambda: np.copyto(target, source))),
-        "fp32": bounds.flops("fp32") / (2 * side**3 / seconds(lambda: left @ right)),
+        "fp32": bounds.products["fp32"].median / (2 * side**3 / seconds(lambda: left @ right)),
     })
 print(json.dumps({name: statistics.median(r[name] for r in rounds) for name in rounds[0]}))
 """

@@ -18,7 +18,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def bounds() -> MachineBounds:
-    """A toy card: 100 GB/s, 10 TFLOP/s in bf16 and 2 in fp32, so ridges of 100 and 20."""
+    """A toy card: at best 100 GB/s, 10 TFLOP/s in bf16 and 2 in fp32, so ridges of 100 and 20."""
     return MachineBounds(
         device="cuda",
         name="Toy 9000",
@@ -27,8 +27,8 @@ def bounds() -> MachineBounds:
         free_bytes=7 * 2**30,
         cache_bytes=32 * 2**20,
         buffer_bytes=2**30,
-        bandwidth={"read": Spread(100e9, 90e9, 105e9, 9), "write": Spread(80e9, 79e9, 81e9, 9)},
-        products={"fp32": Spread(2e12, 1.9e12, 2.1e12, 9), "bf16": Spread(10e12, 5e12, 11e12, 3)},
+        bandwidth={"read": Spread(95e9, 90e9, 100e9, 9), "write": Spread(80e9, 79e9, 81e9, 9)},
+        products={"fp32": Spread(1.95e12, 1.9e12, 2e12, 9), "bf16": Spread(9e12, 5e12, 10e12, 3)},
         launches={"operator": Spread(4e-6, 3e-6, 5e-6, 9), "graph": Spread(1e-6, 1e-6, 1e-6, 9)},
         points=(Point(1, 1.0, Spread(95e9, 90e9, 99e9, 5)), Point(64, 60.0, Spread(5e12, 4e12, 6e12, 5))),
         point_dtype="bf16",
