@@ -93,7 +93,7 @@ kv_room = replica.tokens_that_fit(0.1 * 8 * H100.memory)
 left, right = panels(2, height=2.6, width_ratios=[1.3, 1])
 parts = {
     "weights": replica.weight_bytes,
-    "kept free": 0.1 * 8 * H100.memory,
+    "reserve": 0.1 * 8 * H100.memory,
     "keys and values": kv_room * replica.kv_bytes_per_token,
 }
 start = 0.0
@@ -308,6 +308,7 @@ for reserved, style in ((0.5e9, "--"), (1.0e9, "-")):
     left.plot(lengths, fits, style, color=BLUE, label=f"{reserved / 1e9:g} GB kept free")
 left.set(xscale="log", yscale="log", xlabel="tokens of a chat", ylabel="chats at once", title="What 8 GB hold")
 left.set_xticks(lengths, [str(length) for length in lengths])
+left.minorticks_off()
 left.legend()
 some = np.arange(1, 65)
 right.plot(some, [1e3 * laptop.decode_step(int(batch), 2048).memory for batch in some], color=BLUE)
@@ -350,7 +351,8 @@ frames: list[tuple[dict[int, int], int]] = []
 
 def watch(step: Step) -> float:
     """A step takes a second; who holds which block in it is written down."""
-    owners = {block: int(work.request.request_id) for work in step.work for block in work.blocks}
+    # A dozen run at once, and a dozen colours can be told apart.
+    owners = {block: int(work.request.request_id) % 12 for work in step.work for block in work.blocks}
     before = frames[-1][1] if frames else 0
     frames.append((owners, before + len(step.preempted)))
     return 1.0
@@ -453,7 +455,7 @@ for axes, name in ((left, "longest_gap"), (right, "ttft")):
     axes.set(yscale="log", xlabel="arrival of a chat, seconds")
 left.set(ylabel="seconds", title="Longest pause within the answer")
 right.set_title("Wait for the first token")
-left.legend(fontsize=8, loc="lower right")
+left.figure.legend(handles=left.lines, loc="outside lower center", ncols=4, fontsize=8)
 for axes in (left, right):
     axes.grid(True)
 
@@ -559,4 +561,5 @@ tokens = [one.tokens for one in demands]
 dots = axes.scatter(measured_ms, [1e3 * times.seconds(one) for one in demands], c=np.log2(tokens), cmap="viridis", s=18)
 axes.figure.colorbar(dots, label="log₂ of the step's tokens")
 axes.set(xscale="log", yscale="log", xlabel="ms, measured", ylabel="ms, fitted", title="Steps of the engine, here")
+axes.minorticks_off()
 axes.grid(True)

@@ -166,7 +166,10 @@ def calibrate(
         table.add_row(row.name, f"{row.predicted:.3f}", f"{row.measured:.3f}", f"{row.error:+.0%}")
     _console.print(table)
     if out is not None:
-        times.save(out)
+        try:
+            times.save(out)
+        except OSError as error:
+            _refuse(error)
         _console.print(f"step times written to {out}")
 
 
