@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.config import ModelConfig
-from labkit.decoder import rope_frequencies, rotate
+from labkit.decoder import rope_frequencies
 
 from ..kv_pool import KVShape
 from .packed_attention import PackedAttention
+from .rotation import Rotation
 from .windows import Windows, window_of
 
 Weights = Mapping[str, Tensor]
@@ -49,9 +50,9 @@ FeedForward = Callable[[Tensor], Tensor]
 
 
 class Attention(Protocol):
-    """The attention of one layer: hidden states, and cosines and sines `[tokens, 1, head_dim / 2]` of their places."""
+    """The attention of one layer: hidden states, and what turns heads by their places."""
 
-    def __call__(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: PackedAttention) -> Tensor:
+    def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`."""
 
 
@@ -95,11 +96,10 @@ class Decoder:
         Returns:
             `[rows, vocab_size]`
         """
-        angles = positions[:, None].to(torch.float32) * self._frequencies
-        cos, sin = self._rope_gain * angles.cos()[:, None], self._rope_gain * angles.sin()[:, None]
+        rotation = Rotation(positions, self._frequencies, self._rope_gain)
         hidden = F.embedding(tokens, self._embedding)
         for index, layer in enumerate(self._layers):
-            hidden = layer(index, hidden, cos, sin, attend)
+            hidden = layer(index, hidden, rotation, attend)
         return self._head(rms_norm(hidden[rows], self._norm, self._norm_eps))
 
 
@@ -114,9 +114,9 @@ class Layer:
         self._feed_forward = feed_forward
         self._norm_eps = norm_eps
 
-    def __call__(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: PackedAttention) -> Tensor:
+    def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         normed = rms_norm(hidden, self._norms[0], self._norm_eps)
-        hidden = hidden + self._attention(index, normed, cos, sin, attend)
+        hidden = hidden + self._attention(index, normed, rotation, attend)
         return hidden + self._feed_forward(rms_norm(hidden, self._norms[1], self._norm_eps))
 
 
@@ -140,14 +140,17 @@ class GroupedAttention:
         self._q_norm = weights.get(f"{name}.q_norm.weight")
         self._k_norm = weights.get(f"{name}.k_norm.weight")
 
-    def __call__(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: PackedAttention) -> Tensor:
+    def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         """See `Attention`."""
         config = self._config
-        heads = self._qkv(hidden).unflatten(-1, (-1, config.head_dim))
-        q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        heads = self._qkv(hidden).view(len(hidden), -1, config.head_dim)
+        turned, v = heads.split([config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=1)
         if self._q_norm is not None and self._k_norm is not None:
+            q, k = turned.split([config.num_heads, config.num_kv_heads], dim=1)
             q, k = rms_norm(q, self._q_norm, config.norm_eps), rms_norm(k, self._k_norm, config.norm_eps)
-        read = attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v, self._window)
+            turned = torch.cat((q, k), dim=1)
+        q, k = rotation(turned).split([config.num_heads, config.num_kv_heads], dim=1)
+        read = attend(index, q, k, v, self._window)
         return self._out(read.flatten(1))
 
 
@@ -222,9 +225,10 @@ def _joined_bias(biases: list[Tensor | None], rows: list[int]) -> Tensor | None:
 
 
 def rms_norm(hidden: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """Each row by the root of its mean square, in at least float32, then scaled."""
-    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    """Each row by the root of its mean square, in at least float32, then rounded to its type, then scaled."""
+    if hidden.dtype == gain.dtype == torch.float32:  # nothing is rounded between, so one call does it all
+        return F.rms_norm(hidden, hidden.shape[-1:], gain, eps)
+    wide = F.rms_norm(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), hidden.shape[-1:], None, eps)
     return wide.to(hidden.dtype) * gain
 
 
