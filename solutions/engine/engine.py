@@ -14,16 +14,16 @@ from torch import Tensor
 from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
 
+from .back_end import choose_device, make_runner
 from .detokenizer import TextStream
 from .grammar import Constraint, GrammarCompiler, Matcher
 from .kv_formats import kv_format
 from .kv_manager import KVManager
 from .kv_pool import KVPool
 from .metrics import Metrics
-from .model_runner import ModelRunner
 from .models.loading import LoadedModel
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
-from .sampler import Row, adjust_logits, distribution, logprob_of, sample
+from .sampler import Row, adjust_logits, distribution, logprobs_of, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerConfig
 from .speculation import SpeculationConfig, Speculator, accept_matching
@@ -48,6 +48,10 @@ class EngineConfig:
         packing: how quantized ones run.
         kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8" or "fp8"; None for the model's type.
         speculation: who drafts; None for plain decoding.
+        device: "cpu" or "cuda"; None means a GPU if there is one. A model that is loaded already stays where it is.
+        attention: "torch" or "triton"; see `back_end.make_runner`, as for all that follows.
+        cuda_graphs: whether steps in which all decode are recorded, and replayed in one launch.
+        compile: whether such steps are compiled by torch.
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -59,6 +63,10 @@ class EngineConfig:
     packing: Packing = field(default_factory=Packing)
     kv_dtype: str | None = None
     speculation: SpeculationConfig | None = None
+    device: str | None = None
+    attention: str | None = None
+    cuda_graphs: bool | None = None
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,12 @@ class Engine:
 
     def __init__(self, model: str | Model | LoadedModel, config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
-        loaded = model if isinstance(model, LoadedModel) else load(model, config.weights, config.packing)
+        if isinstance(model, LoadedModel):
+            loaded, lies_on = model, model.model.device.type
+            if config.device not in (None, lies_on):
+                raise ValueError(f"device is {config.device!r}, and the model was loaded to {lies_on!r}")
+        else:
+            loaded = load(model, config.weights, config.packing, choose_device(config.device))
         context = min(config.scheduler.max_context, loaded.model.max_context)
         self.config = replace(config, scheduler=replace(config.scheduler, max_context=context))
         self.tokenizer = loaded.tokenizer
@@ -120,9 +133,12 @@ class Engine:
         self._scheduler = Scheduler(self.config.scheduler, self._memory)
         pool = KVPool(
             loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks, loaded.model.dtype,
-            kv_format(config.kv_dtype, loaded.model.dtype),
+            kv_format(config.kv_dtype, loaded.model.dtype), loaded.model.device, scratch=True,
         )  # fmt: skip
-        self._runner = ModelRunner(loaded.model, pool)
+        self._runner = make_runner(
+            loaded.model, pool, config.scheduler.max_running, context, attention=config.attention,
+            cuda_graphs=config.cuda_graphs, compile=config.compile,
+        )  # fmt: skip
         self._speculator = Speculator(config.speculation, self._vocab_size) if config.speculation is not None else None
         self._answers: dict[Request, _Answer] = {}
         self._groups: dict[str, list[Request]] = {}
@@ -299,13 +315,18 @@ class Engine:
 
     def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, list[int]]:
         """The tokens that each request grows by."""
-        adjusted = adjust_logits(logits[[row.index for row in rows]], rows)
-        for place, row in enumerate(rows):
-            if row.request in masks:
-                allowed = masks[row.request].result()[len(row.drafts)]
-                # Behind a draft that the grammar forbids nothing is allowed, and nothing will be read either.
-                if bool(allowed.any()):
-                    adjusted[place].masked_fill_(~allowed, -torch.inf)
+        adjusted = adjust_logits(logits[self._indices([row.index for row in rows])], rows)
+        allowed = {
+            place: masks[row.request].result()[len(row.drafts)]
+            for place, row in enumerate(rows)
+            if row.request in masks
+        }
+        # Behind a draft that the grammar forbids nothing is allowed, and nothing will be read either.
+        allowed = {place: mask for place, mask in allowed.items() if bool(mask.any())}
+        if allowed:
+            forbidden = ~torch.stack(list(allowed.values())).to(adjusted.device)
+            constrained = self._indices(list(allowed))
+            adjusted[constrained] = adjusted[constrained].masked_fill(forbidden, -torch.inf)
         drawn = sample(adjusted, rows)
         places: dict[Request, list[int]] = {}
         for place, row in enumerate(rows):
@@ -314,8 +335,8 @@ class Engine:
         for request, own in places.items():
             drafts = rows[own[-1]].drafts
             if drafts and self._speculator is not None and self._speculator.draws(request):
-                p = distribution(adjusted[own], [rows[place] for place in own])
-                emitted[request] = self._speculator.judge(request, p, drafts)
+                p = distribution(adjusted[self._indices(own)], [rows[place] for place in own])
+                emitted[request] = self._speculator.judge(request, p.cpu(), drafts)
             else:
                 emitted[request] = accept_matching([drawn[place] for place in own], drafts)
             self.metrics.num_accepted_tokens += len(emitted[request]) - 1
@@ -325,13 +346,23 @@ class Engine:
         self, logits: Tensor, rows: list[Row], emitted: dict[Request, list[int]]
     ) -> dict[Request, list[TokenLogprob]]:
         """What is to be told of the new tokens, for those that asked."""
+        told = [
+            (row, wanted)
+            for row in rows
+            if (wanted := row.request.params.logprobs) is not None and len(row.drafts) < len(emitted[row.request])
+        ]
         reports: dict[Request, list[TokenLogprob]] = {}
-        for row in rows:
-            wanted, tokens = row.request.params.logprobs, emitted[row.request]
-            if wanted is not None and len(row.drafts) < len(tokens):
-                report = logprob_of(logits[row.index], tokens[len(row.drafts)], wanted)
+        if told:
+            own = logits[self._indices([row.index for row, _ in told])]
+            tokens = [emitted[row.request][len(row.drafts)] for row, _ in told]
+            found = logprobs_of(own, tokens, [wanted for _, wanted in told])
+            for (row, _), report in zip(told, found, strict=True):
                 reports.setdefault(row.request, []).append(report)
         return reports
+
+    def _indices(self, values: list[int]) -> Tensor:
+        """Where to look in tensors of the device."""
+        return torch.tensor(values, device=self._runner.device)
 
     def _advance(self, request: Request, tokens: Sequence[int], reports: Sequence[TokenLogprob]) -> Progress:
         """Takes a request's new tokens into its text, and ends it where it must end."""

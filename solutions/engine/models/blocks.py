@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.config import ModelConfig
-from labkit.decoder import rope_frequencies, rotate
+from labkit.decoder import rope_frequencies
 
 from ..kv_pool import KVShape
 from .packed_attention import PackedAttention
+from .parts import Part, rms_norm
 from .windows import Windows, window_of
 
 Weights = Mapping[str, Tensor]
@@ -55,7 +56,7 @@ class Attention(Protocol):
         """`[tokens, hidden] -> [tokens, hidden]`."""
 
 
-class Decoder:
+class Decoder(Part):
     """The frame of every family: embedding, layers, a norm, and logits only where they are asked for.
 
     Args:
@@ -74,13 +75,14 @@ class Decoder:
         self.vocab_size = config.vocab_size
         self.max_context = config.max_context
         self.kv_shape = kv_shape
-        self._layers = layers
+        self._layers = list(layers)
         self._embedding = weights["model.embed_tokens.weight"]
         self.dtype = self._embedding.dtype
+        self.device = self._embedding.device
         self._norm = weights["model.norm.weight"]
         self._head = joined(weights, ["model.embed_tokens" if config.tie_embeddings else "lm_head"])
         self._norm_eps = config.norm_eps
-        self._frequencies = rope_frequencies(config) if frequencies is None else frequencies
+        self._frequencies = (rope_frequencies(config) if frequencies is None else frequencies).to(self.device)
         self._rope_gain = rope_gain
 
     def __call__(self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor) -> Tensor:
@@ -100,10 +102,10 @@ class Decoder:
         hidden = F.embedding(tokens, self._embedding)
         for index, layer in enumerate(self._layers):
             hidden = layer(index, hidden, cos, sin, attend)
-        return self._head(rms_norm(hidden[rows], self._norm, self._norm_eps))
+        return self._head(self._rows.norm(hidden[rows], self._norm, self._norm_eps))
 
 
-class Layer:
+class Layer(Part):
     """One transformer block: attention, then what is computed token by token, each behind a norm and added."""
 
     def __init__(
@@ -115,12 +117,13 @@ class Layer:
         self._norm_eps = norm_eps
 
     def __call__(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: PackedAttention) -> Tensor:
-        normed = rms_norm(hidden, self._norms[0], self._norm_eps)
-        hidden = hidden + self._attention(index, normed, cos, sin, attend)
-        return hidden + self._feed_forward(rms_norm(hidden, self._norms[1], self._norm_eps))
+        normed = self._rows.norm(hidden, self._norms[0], self._norm_eps)
+        read = self._attention(index, normed, cos, sin, attend)
+        normed, hidden = self._rows.add_norm(read, hidden, self._norms[1], self._norm_eps)
+        return hidden + self._feed_forward(normed)
 
 
-class GroupedAttention:
+class GroupedAttention(Part):
     """Attention whose query heads share keys and values in groups, with one product for queries, keys and values.
 
     Where a checkpoint has `q_norm` and `k_norm`, each head of queries and keys is normed before it is turned.
@@ -147,11 +150,11 @@ class GroupedAttention:
         q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = rms_norm(q, self._q_norm, config.norm_eps), rms_norm(k, self._k_norm, config.norm_eps)
-        read = attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v, self._window)
+        read = attend(index, *self._rows.rotate(q, k, cos, sin), v, self._window)
         return self._out(read.flatten(1))
 
 
-class GatedMLP:
+class GatedMLP(Part):
     """`down(silu(gate(x)) · up(x))`, gate and up in one product.
 
     Args:
@@ -166,7 +169,7 @@ class GatedMLP:
     def __call__(self, hidden: Tensor) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`."""
         gate, up = self._gate_up(hidden).chunk(2, dim=-1)
-        return self._down(F.silu(gate) * up)
+        return self._down(self._rows.swiglu(gate, up))
 
 
 def gated_mlp(weights: Weights, name: str) -> GatedMLP:
@@ -219,13 +222,6 @@ def _joined_bias(biases: list[Tensor | None], rows: list[int]) -> Tensor | None:
     return torch.cat([
         given[0].new_zeros(count) if bias is None else bias for bias, count in zip(biases, rows, strict=True)
     ])  # fmt: skip
-
-
-def rms_norm(hidden: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """Each row by the root of its mean square, in at least float32, then scaled."""
-    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return wide.to(hidden.dtype) * gain
 
 
 def fitting(family: str, shapes: Mapping[str, tuple[int, ...]], weights: Weights, dtype: torch.dtype) -> Weights:
