@@ -54,7 +54,7 @@ def make_runner(
     Raises:
         ValueError: what is asked for can't be had; the message says why.
     """
-    recorder = _recorder(model, cuda_graphs, compile)
+    recorder = _recorder(model, pool, cuda_graphs, compile)
     if not _use_kernels(attention, compile, pool):
         if recorder is None:
             return ModelRunner(model, pool)
@@ -78,14 +78,16 @@ def make_runner(
     return ModelRunner(model, pool, KernelAttention, decoding)
 
 
-def _recorder(model: Decoder, cuda_graphs: bool | None, compile: bool) -> Recorder | None:
+def _recorder(model: Decoder, pool: KVPool, cuda_graphs: bool | None, compile: bool) -> Recorder | None:
     """How pure decodes are kept; None if they are computed like all other steps."""
-    if (cuda_graphs or compile) and not model.is_static:
-        raise ValueError(
-            "cuda_graphs and compile need a model that decides nothing by numbers on the device, and this one has "
-            "experts; leave them off"
-        )
-    if cuda_graphs or (cuda_graphs is None and model.device.type == "cuda" and model.is_static):
+    fault = None
+    if not model.is_static:
+        fault = "experts, which are looked for by what a router says"
+    elif pool.parts(0) is None:
+        fault = "keys and values in codes, which are looked at before they are rounded"
+    if fault and (cuda_graphs or compile):
+        raise ValueError(f"cuda_graphs and compile need steps that ask the device nothing; leave them off with {fault}")
+    if cuda_graphs or (cuda_graphs is None and model.device.type == "cuda" and not fault):
         return CudaGraphs(model.device)
     return Again() if compile else None
 

@@ -14,6 +14,7 @@ from solutions.engine import Engine
 from solutions.engine.back_end import make_runner
 from solutions.engine.cuda_graphs import Again, CudaGraphs, Recorder
 from solutions.engine.decode_inputs import Bucket
+from solutions.engine.kv_formats import kv_format
 from solutions.engine.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.blocks import Decoder
@@ -148,12 +149,15 @@ def test_what_cannot_be_recorded_is_refused(get_family: GetFamily) -> None:  # n
         make_runner(model, pool, 4, 32, cuda_graphs=True)
     with pytest.raises(ValueError, match="scratch=True"):
         decoding(model, KVPool(model.kv_shape, 4, BLOCK_SIZE), Again())
+    in_codes = KVPool(model.kv_shape, 4, BLOCK_SIZE, kv_format=kv_format("int8", model.dtype), scratch=True)
     mixture = get_family("mixtral").model
     pool = KVPool(mixture.kv_shape, 4, BLOCK_SIZE, scratch=True)
     assert make_runner(mixture, pool, 4, 32).device.type == "cpu"
     for wanted in (dict(cuda_graphs=True), dict(compile=True)):
-        with pytest.raises(ValueError, match="experts"):
+        with pytest.raises(ValueError, match="leave them off with experts"):
             make_runner(mixture, pool, 4, 32, **wanted)
+        with pytest.raises(ValueError, match="leave them off with keys and values in codes"):
+            make_runner(model, in_codes, 4, 32, **wanted)
 
 
 def with_recorder(engine: Engine, recorder: Recorder) -> Engine:
