@@ -47,15 +47,14 @@ class PagedAttention:
 
     def __init__(self, pool: KVPool, work: tuple[Work, ...]) -> None:
         self._pool = pool
-        self._device = pool.device
-        self._slots = torch.tensor([slot for one in work for slot in one.slots], device=self._device)
+        self._slots = torch.tensor([slot for one in work for slot in one.slots])
         self._long: list[tuple[int, Work]] = []
         self._short: list[tuple[int, Work]] = []
         first = 0
         for one in work:
             (self._short if len(one.tokens) == 1 else self._long).append((first, one))
             first += len(one.tokens)
-        self._single_rows = torch.tensor([row for row, _ in self._short], dtype=torch.int64, device=self._device)
+        self._single_rows = torch.tensor([row for row, _ in self._short], dtype=torch.int64)
         # By window: the layers of a model have few different ones.
         self._views: dict[int | None, tuple[_Singles | None, list[_Piece]]] = {}
 
@@ -66,7 +65,7 @@ class PagedAttention:
         out = torch.empty_like(q)
         if singles is not None:
             keys, values = self._read(layer, singles)
-            out[self._single_rows] = attend_one(q[self._single_rows], keys, values, singles.hidden)
+            out[self._single_rows] = _attend_one(q[self._single_rows], keys, values, singles.hidden)
         for piece in pieces:
             keys, values = (part[: piece.length] for part in self._pool.read(layer, piece.blocks))
             out[piece.rows] = _attend(q[piece.rows], keys, values, piece.visible)
@@ -79,7 +78,7 @@ class PagedAttention:
         out = q.new_empty(*q.shape[:2], maps.v_head_dim)
         if singles is not None:
             (kept,) = self._read(layer, singles)
-            read = attend_one(maps.absorb(q[self._single_rows]), kept, kept, singles.hidden, maps.scale)
+            read = _attend_one(maps.absorb(q[self._single_rows]), kept, kept, singles.hidden, maps.scale)
             out[self._single_rows] = maps.read_out(read)
         for piece in pieces:
             kept = self._pool.read(layer, piece.blocks)[0][: piece.length]
@@ -105,23 +104,20 @@ class PagedAttention:
         tables = torch.tensor([
             [*one.blocks[skip:], *one.blocks[:1] * (most - len(one.blocks) + skip)]
             for (_, one), skip in zip(self._short, skipped, strict=True)
-        ], device=self._device)  # fmt: skip
-        ends = torch.tensor([one.end for _, one in self._short], device=self._device)[:, None]
-        firsts = torch.tensor(skipped, device=self._device)[:, None] * size
-        positions = firsts + torch.arange(most * size, device=self._device)
+        ])  # fmt: skip
+        ends = torch.tensor([one.end for _, one in self._short])[:, None]
+        positions = torch.tensor(skipped)[:, None] * size + torch.arange(most * size)
         hidden = positions >= ends
         return _Singles(tables, hidden if window is None else hidden | (positions < ends - window))
 
     def _piece(self, first: int, one: Work, window: int | None) -> _Piece:
         size, count = self._pool.block_size, len(one.tokens)
         skip = _blocks_before(one.start, window, size)
-        keys = torch.arange(skip * size, one.end, device=self._device)
-        queries = torch.arange(one.start, one.end, device=self._device)[:, None]
+        keys, queries = torch.arange(skip * size, one.end), torch.arange(one.start, one.end)[:, None]
         visible = keys <= queries
         if window is not None:
             visible &= keys > queries - window
-        blocks = torch.tensor(one.blocks[skip:], device=self._device)
-        return _Piece(slice(first, first + count), blocks, len(keys), visible)
+        return _Piece(slice(first, first + count), torch.tensor(one.blocks[skip:]), len(keys), visible)
 
     def _read(self, layer: int, singles: _Singles) -> list[Tensor]:
         """Whatever a masked slot holds must not reach the answer: a weight of 0 times NaN is NaN."""
@@ -134,7 +130,7 @@ def _blocks_before(position: int, window: int | None, block_size: int) -> int:
     return 0 if window is None else max(position - window + 1, 0) // block_size
 
 
-def attend_one(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float | None = None) -> Tensor:
+def _attend_one(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float | None = None) -> Tensor:
     """`[requests, heads, head_dim]`, one query each, over `[requests, length, kv_heads, head_dim]`."""
     read = F.scaled_dot_product_attention(
         q[:, :, None], keys.transpose(1, 2), values.transpose(1, 2), ~hidden[:, None, None], scale=scale,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import attend_one
 from .decode_inputs import DecodeInputs
 from .kv_pool import KVPool
 from .models.packed_attention import LatentMaps
@@ -32,13 +32,13 @@ class DecodeAttention:
         """See `PackedAttention`."""
         self._pool.write(layer, self._inputs.slots, k, v)
         (keys, values), hidden = self._read(layer, window)
-        return attend_one(q, keys, values, hidden)
+        return _attend(q, keys, values, hidden)
 
     def latent(self, layer: int, q: Tensor, latents: Tensor, maps: LatentMaps) -> Tensor:
         """See `PackedAttention`: single queries always go to the latents."""
         self._pool.write(layer, self._inputs.slots, latents)
         (kept,), hidden = self._read(layer, None)
-        return maps.read_out(attend_one(maps.absorb(q), kept, kept, hidden, maps.scale))
+        return maps.read_out(_attend(maps.absorb(q), kept, kept, hidden, maps.scale))
 
     def _read(self, layer: int, window: int | None) -> tuple[list[Tensor], Tensor]:
         """The parts of a layer that are seen, with 0 wherever a row must not look: a weight of 0 times NaN is NaN."""
@@ -58,3 +58,12 @@ class DecodeAttention:
         positions = skipped * size + torch.arange(count * size, device=tables.device)
         seen = tables.gather(1, skipped + torch.arange(count, device=tables.device))
         return seen, (positions >= lengths) | (positions < lengths - window)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float | None = None) -> Tensor:
+    """`[rows, heads, head_dim]`, one query each, over `[rows, length, kv_heads, head_dim]`."""
+    read = F.scaled_dot_product_attention(
+        q[:, :, None], keys.transpose(1, 2), values.transpose(1, 2), ~hidden[:, None, None], scale=scale,
+        enable_gqa=True,
+    )  # fmt: skip
+    return read[:, :, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -62,12 +63,9 @@ class ModelRunner:
         for work in step.work:
             end += len(work.tokens)
             rows += range(end - work.num_rows, end)
-        return self._model(
-            self._on_device([token for work in step.work for token in work.tokens]),
-            self._on_device([position for work in step.work for position in range(work.start, work.end)]),
-            self._attend(self._pool, step.work),
-            self._on_device(rows),
-        )
-
-    def _on_device(self, numbers: list[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._pool.device)
+        # What is made of numbers on the way is made where it is needed. On a CPU it is there anyway.
+        with self.device if self.device.type != "cpu" else nullcontext():
+            tokens = torch.tensor([token for work in step.work for token in work.tokens])
+            positions = torch.tensor([position for work in step.work for position in range(work.start, work.end)])
+            attend = self._attend(self._pool, step.work)
+            return self._model(tokens, positions, attend, torch.tensor(rows, dtype=torch.int64))
