@@ -13,32 +13,45 @@ from .models.packed_attention import LatentMaps
 from .step import Work
 
 
+Blocks = Tensor | slice
+"""Ids of blocks, int64; a slice if they follow each other in the pool and can be read where they lie."""
+
+
 @dataclass(frozen=True)
 class _Singles:
-    """What requests with a single token see: their blocks `[requests, blocks]`, and which of the slots in them are
-    hidden, `[requests, blocks * block_size]`."""
+    """What requests with a single token see.
 
-    tables: Tensor
-    hidden: Tensor
+    Args:
+        blocks: ids `[requests, blocks]`; the blocks of one request alone may be a run.
+        length: slots of each request that are read.
+        stale: which of all `requests * length` slots hold nothing of the request, int64; None if all do.
+        mask: added to scores, 0 or −inf, `[requests, 1, 1, length]`; None if all is seen.
+    """
+
+    blocks: Blocks
+    length: int
+    stale: Tensor | None
+    mask: Tensor | None
 
 
 @dataclass(frozen=True)
 class _Piece:
     """Several tokens of one request: where they stand in the pass, the blocks that they see, how many tokens these
-    hold, and which of those each query sees, `[queries, length]`."""
+    hold, and which of those each query sees, `[queries, length]`; None if each sees all up to itself, from the first."""
 
     rows: slice
-    blocks: Tensor
+    blocks: Blocks
     length: int
-    visible: Tensor
+    visible: Tensor | None
 
 
 class PagedAttention:
     """Stores the new keys and values of a step, and lets each query read its own request's, up to itself.
 
     Requests that compute a single token are padded to the longest of them and attend together; what lies behind a
-    request's end is masked. Longer pieces attend one after the other, against keys that are theirs alone. In a layer
-    with a window nobody reads blocks that lie before it.
+    request's end is masked. Longer pieces attend one after the other, against keys that are theirs alone. Whoever
+    attends alone reads its keys in place if its blocks follow each other, and gathers them if not. In a layer with a
+    window nobody reads blocks that lie before it.
 
     Args:
         pool: the memory.
@@ -62,10 +75,11 @@ class PagedAttention:
         """See `PackedAttention`."""
         self._pool.write(layer, self._slots, k, v)
         singles, pieces = self._view(window)
+        if singles is not None and not pieces:  # every row is a single, and they stand in order
+            return _attend_one(q, *self._read(layer, singles), singles.mask)
         out = torch.empty_like(q)
         if singles is not None:
-            keys, values = self._read(layer, singles)
-            out[self._single_rows] = _attend_one(q[self._single_rows], keys, values, singles.hidden)
+            out[self._single_rows] = _attend_one(q[self._single_rows], *self._read(layer, singles), singles.mask)
         for piece in pieces:
             keys, values = (part[: piece.length] for part in self._pool.read(layer, piece.blocks))
             out[piece.rows] = _attend(q[piece.rows], keys, values, piece.visible)
@@ -78,7 +92,7 @@ class PagedAttention:
         out = q.new_empty(*q.shape[:2], maps.v_head_dim)
         if singles is not None:
             (kept,) = self._read(layer, singles)
-            read = _attend_one(maps.absorb(q[self._single_rows]), kept, kept, singles.hidden, maps.scale)
+            read = _attend_one(maps.absorb(q[self._single_rows]), kept, kept, singles.mask, maps.scale)
             out[self._single_rows] = maps.read_out(read)
         for piece in pieces:
             kept = self._pool.read(layer, piece.blocks)[0][: piece.length]
@@ -99,30 +113,48 @@ class PagedAttention:
     def _singles(self, window: int | None) -> _Singles:
         size = self._pool.block_size
         skipped = [_blocks_before(one.end - 1, window, size) for _, one in self._short]
+        if len(self._short) == 1:
+            (_, one), (skip,) = self._short[0], skipped
+            length, blocks = one.end - skip * size, _run(one.blocks[skip:])
+            seen = length if window is None else min(length, window)
+            mask = None if seen == length else _mask(torch.arange(length) < length - seen)[None, None, None]
+            return _Singles(blocks if isinstance(blocks, slice) else blocks[None], length, None, mask)
         most = max(len(one.blocks) - skip for (_, one), skip in zip(self._short, skipped, strict=True))
         # Padding repeats the first block: it exists, and is masked.
         tables = torch.tensor([
             [*one.blocks[skip:], *one.blocks[:1] * (most - len(one.blocks) + skip)]
             for (_, one), skip in zip(self._short, skipped, strict=True)
         ])  # fmt: skip
-        ends = torch.tensor([one.end for _, one in self._short])[:, None]
-        positions = torch.tensor(skipped)[:, None] * size + torch.arange(most * size)
-        hidden = positions >= ends
-        return _Singles(tables, hidden if window is None else hidden | (positions < ends - window))
+        # On the host, wherever the pool lies: finding what is stale would wait for a device.
+        ends = torch.tensor([one.end for _, one in self._short], device="cpu")[:, None]
+        positions = torch.tensor(skipped, device="cpu")[:, None] * size + torch.arange(most * size, device="cpu")
+        behind = positions >= ends
+        hidden = behind if window is None else behind | (positions < ends - window)
+        stale, mask = (one.to(tables.device) for one in (behind.flatten().nonzero()[:, 0], _mask(hidden)))
+        return _Singles(tables, most * size, stale, mask[:, None, None])
 
     def _piece(self, first: int, one: Work, window: int | None) -> _Piece:
         size, count = self._pool.block_size, len(one.tokens)
         skip = _blocks_before(one.start, window, size)
         keys, queries = torch.arange(skip * size, one.end), torch.arange(one.start, one.end)[:, None]
-        visible = keys <= queries
+        visible = None
+        if one.start > 0 or window is not None:
+            visible = keys <= queries
         if window is not None:
             visible &= keys > queries - window
-        return _Piece(slice(first, first + count), torch.tensor(one.blocks[skip:]), len(keys), visible)
+        return _Piece(slice(first, first + count), _run(one.blocks[skip:]), len(keys), visible)
 
     def _read(self, layer: int, singles: _Singles) -> list[Tensor]:
-        """Whatever a masked slot holds must not reach the answer: a weight of 0 times NaN is NaN."""
-        hidden = singles.hidden[:, :, None, None]
-        return [part.masked_fill(hidden, 0.0) for part in self._pool.read(layer, singles.tables)]
+        """Parts `[requests, length, heads, head_dim]` of a layer.
+
+        Whatever a former owner left in a slot must not reach the answer: a weight of 0 times NaN is NaN.
+        """
+        parts = [part.view(-1, *part.shape[-2:]) for part in self._pool.read(layer, singles.blocks)]
+        if singles.stale is None:
+            return [part[None, : singles.length] for part in parts]
+        return [
+            part.index_fill_(0, singles.stale, 0.0).unflatten(0, (-1, singles.length)) for part in parts
+        ]  # fmt: skip
 
 
 def _blocks_before(position: int, window: int | None, block_size: int) -> int:
@@ -130,18 +162,29 @@ def _blocks_before(position: int, window: int | None, block_size: int) -> int:
     return 0 if window is None else max(position - window + 1, 0) // block_size
 
 
-def _attend_one(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float | None = None) -> Tensor:
+def _run(blocks: tuple[int, ...]) -> Blocks:
+    """Blocks as a slice if they follow each other."""
+    first, end = blocks[0], blocks[0] + len(blocks)
+    return slice(first, end) if blocks == tuple(range(first, end)) else torch.tensor(blocks)
+
+
+def _mask(hidden: Tensor) -> Tensor:
+    """What attention adds to scores, made once for all layers."""
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+
+def _attend_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """`[requests, heads, head_dim]`, one query each, over `[requests, length, kv_heads, head_dim]`."""
     read = F.scaled_dot_product_attention(
-        q[:, :, None], keys.transpose(1, 2), values.transpose(1, 2), ~hidden[:, None, None], scale=scale,
-        enable_gqa=True,
-    )  # fmt: skip
+        q[:, :, None], keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale, enable_gqa=True
+    )
     return read[:, :, 0]
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float | None = None) -> Tensor:
+def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scale: float | None = None) -> Tensor:
     """`[queries, heads, head_dim]` of one request, over `[length, kv_heads, head_dim]`."""
     read = F.scaled_dot_product_attention(
-        q.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), visible, scale=scale, enable_gqa=True
-    )
-    return read.transpose(0, 1)
+        q.transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], visible,
+        is_causal=visible is None, scale=scale, enable_gqa=True,
+    )  # fmt: skip
+    return read[0].transpose(0, 1)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from solutions.kv_cache.block_table import BlockTable
-from solutions.kv_cache.blocks import BlockAllocator, BlockPool
+from solutions.kv_cache.blocks import BlockAllocator
 from solutions.kv_cache.prefix import PrefixCache
 from solutions.kv_cache.radix_cache import RadixCache
 
+from .held_blocks import HeldBlocks
 from .request import Request, blocks_for
 
 PREFIX_CACHES = ("hash", "radix", "none")
@@ -58,13 +59,13 @@ class KVManager:
             raise ValueError(f"prefix_cache must be one of {', '.join(PREFIX_CACHES)}, got {prefix_cache!r}")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._allocator = BlockAllocator(num_blocks)
+        allocator = BlockAllocator(num_blocks)
         self._cache: PrefixCache | RadixCache | None = None
         if prefix_cache == "hash":
-            self._cache = PrefixCache(self._allocator, block_size)
+            self._cache = PrefixCache(allocator, block_size)
         elif prefix_cache == "radix":
-            self._cache = RadixCache(self._allocator, block_size)
-        self._pool: BlockPool = self._allocator if self._cache is None else self._cache
+            self._cache = RadixCache(allocator, block_size)
+        self._pool = HeldBlocks(allocator if self._cache is None else self._cache, allocator, num_blocks, self._cache)
         self._host = BlockAllocator(num_host_blocks) if num_host_blocks else None
 
     @property
@@ -96,8 +97,10 @@ class KVManager:
         else:
             blocks = self._cache.match(request.tokens, **names)
             length = len(blocks) * self.block_size
+        self._pool.hold(blocks)
         request.table.adopt(blocks)
         request.table.truncate(length)
+        request.num_findable = length // self.block_size
         return request.table.length
 
     def drop_partial_block(self, request: Request) -> int:
@@ -124,14 +127,35 @@ class KVManager:
         return slots, [Move(MoveKind.COPY, source, target) for source, target in copies]
 
     def remember(self, request: Request) -> None:
-        """Lets others find the request's full blocks, all of whose tokens are computed."""
-        if self._cache is not None and request.num_computed >= self.block_size:
-            full = request.num_computed - request.num_computed % self.block_size
-            self._cache.insert(request.tokens[:full], request.table.blocks, adapter=request.adapter, salt=request.salt)
+        """Lets others find the request's full blocks, all of whose tokens are computed, while it holds them.
 
-    def release(self, request: Request) -> None:
-        """Takes all blocks from a request, in the pool and in host memory."""
+        Somebody else may have computed the same text at the same time, and been first: his block is cached then, and
+        the request's own is not. What follows is kept back until the request ends. Cached now, it would keep blocks in
+        the cache that no request holds, and nobody would know how many can be had without looking at all.
+        """
+        first, full = request.num_findable, self._num_full(request)
+        if self._cache is None or full <= first or self._insert(request, first + 1) == 0:
+            return
+        # A new block has nothing built on it yet, so all that follow it are new.
+        self._insert(request, full)
+        request.num_findable = full
+
+    def release(self, request: Request, keep: bool = False) -> None:
+        """Takes all blocks from a request, in the pool and in host memory.
+
+        Args:
+            request: whose.
+            keep: let others find its full blocks, until they are needed.
+        """
+        if keep and self._cache is not None:
+            full = self._num_full(request)
+            own = request.table.blocks[request.num_findable : full]
+            if own and self._pool.are_held_once(own):
+                self._insert(request, full)  # whatever they are built on: in a moment nobody holds them
+            else:
+                self.remember(request)
         request.table.free()
+        request.num_findable = 0
         self._free_host(request.host_blocks)
         request.host_blocks = ()
 
@@ -146,6 +170,7 @@ class KVManager:
         blocks = request.table.blocks
         request.host_blocks = tuple(self._host.allocate(len(blocks)))
         request.table.free()
+        request.num_findable = 0
         return [Move(MoveKind.OUT, *pair) for pair in zip(blocks, request.host_blocks, strict=True)]
 
     def swap_in(self, request: Request) -> list[Move]:
@@ -162,9 +187,22 @@ class KVManager:
         Raises:
             AssertionError: a block has leaked, or was freed twice.
         """
+        self._pool.check()
         free = self.num_free
         assert free == self.num_blocks, f"{self.num_blocks - free} of {self.num_blocks} blocks have leaked"
         assert self._host is None or self._host.num_free == self._host.num_blocks, "host blocks have leaked"
+
+    def _num_full(self, request: Request) -> int:
+        """Its full blocks, all of whose tokens are computed; what was swapped out is computed, and not in the pool."""
+        return min(request.num_computed, request.table.length) // self.block_size
+
+    def _insert(self, request: Request, num_blocks: int) -> int:
+        """Caches the first blocks of a request; returns how many of them are new in the cache."""
+        assert self._cache is not None
+        return self._cache.insert(
+            request.tokens[: num_blocks * self.block_size], request.table.blocks, adapter=request.adapter,
+            salt=request.salt,
+        )  # fmt: skip
 
     def _free_host(self, blocks: Sequence[int]) -> None:
         for block in blocks:

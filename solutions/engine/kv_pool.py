@@ -85,20 +85,20 @@ class KVPool:
         memories = [plane[layer].flatten(1, 2) for plane in self._planes]
         for index, part in enumerate(parts):
             for memory, stored in zip(memories, self._format.encode(part), strict=True):
-                memory[index, slots] = stored
+                memory[index].index_copy_(0, slots, stored)
 
-    def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, ...]:
+    def read(self, layer: int, blocks: Tensor | slice) -> tuple[Tensor, ...]:
         """What whole blocks hold.
 
         Args:
             layer: 0 for the first.
-            blocks: ids, int64 `[..., blocks]`.
+            blocks: ids, int64 `[..., blocks]`; or a range of them, which plain floats are read from where they lie.
 
         Returns:
-            For each part `[..., blocks * block_size, heads, head_dim]`.
+            For each part `[..., blocks * block_size, heads, head_dim]`; not to be written to.
         """
         return tuple(
-            self._format.decode(*(memory[blocks].flatten(-4, -3) for memory in memories))
+            self._format.decode(*(_take(memory, blocks).flatten(-4, -3) for memory in memories))
             for memories in zip(*(plane[layer] for plane in self._planes), strict=True)
         )
 
@@ -125,3 +125,10 @@ class KVPool:
                 origin, goal = (plane, host) if kind is MoveKind.OUT else (host, plane)
                 moved = origin[:, :, torch.tensor(sources, device=origin.device)].to(goal.device)
                 goal[:, :, torch.tensor(targets, device=goal.device)] = moved
+
+
+def _take(memory: Tensor, blocks: Tensor | slice) -> Tensor:
+    """Blocks of a part, `[..., blocks, block_size, heads, width]`; `index_select` is the fastest way to gather them."""
+    if isinstance(blocks, slice):
+        return memory[blocks]
+    return memory.index_select(0, blocks.flatten()).unflatten(0, blocks.shape)

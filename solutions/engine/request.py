@@ -74,6 +74,8 @@ class Request:
         salt: separates tenants in the prefix cache.
         adapter: name of the fine-tuned weights, for the prefix cache.
 
+    Of its blocks the first `num_findable` are those that the prefix cache finds for its text.
+
     Until its prompt is computed, the first of several samples is the `leader` of its `siblings`; then they start.
     """
 
@@ -91,6 +93,7 @@ class Request:
     num_computed: int = 0
     host_blocks: tuple[int, ...] = ()
     num_cached: int = 0
+    num_findable: int = 0
     waiting_since: int = 0
     siblings: list[Request] = field(default_factory=list)
     leader: Request | None = None

@@ -196,7 +196,7 @@ class Scheduler:
             request.table.truncate(request.num_computed)
             self._start_siblings(request, emitted)
             request.tokens += new
-            if request.num_computed // self.memory.block_size > work.start // self.memory.block_size:
+            if len(work.tokens) > 1 + work.num_drafts:  # a prompt is complete; what is written is kept at the end
                 self.memory.remember(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
@@ -212,7 +212,7 @@ class Scheduler:
         else:
             self._waiting.forget_one()
         request.status, request.finish_reason = Status.FINISHED, reason
-        self.memory.release(request)
+        self.memory.release(request, keep=True)
         for sibling in request.siblings:  # they cannot start any more
             if sibling.status is not Status.FINISHED:
                 sibling.status, sibling.finish_reason = Status.FINISHED, reason
@@ -286,7 +286,7 @@ class Scheduler:
         if self.config.preemption == "swap" and self.memory.can_swap_out(request):
             moves = self.memory.swap_out(request)
         else:
-            self.memory.release(request)
+            self.memory.release(request, keep=True)
             request.num_computed = 0
         self._running.remove(request)
         self._promised_places -= len(request.siblings)
@@ -301,7 +301,7 @@ class Scheduler:
             sibling.leader = None
             if sibling.status is Status.FINISHED:
                 continue
-            sibling.table = request.table.fork()
+            sibling.table, sibling.num_findable = request.table.fork(), request.num_findable
             sibling.num_computed = sibling.num_cached = request.num_computed
             sibling.tokens += emitted[sibling]
             sibling.status = Status.RUNNING

@@ -55,8 +55,7 @@ class BlockTable:
     def slots(self) -> list[int]:
         """Slots of all tokens, in order."""
         # BEGIN SOLUTION
-        size = self._block_size
-        return [self._blocks[i // size] * size + i % size for i in range(self._length)]
+        return self._slots_from(0)
         # END SOLUTION
 
     def append(self, count: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -89,7 +88,7 @@ class BlockTable:
             copies.append((source, target))
         self._blocks += new
         self._length += count
-        return self.slots()[-count:], copies
+        return self._slots_from(self._length - count), copies
         # END SOLUTION
 
     def adopt(self, blocks: Sequence[int]) -> None:
@@ -143,6 +142,11 @@ class BlockTable:
         # END SOLUTION
 
     # BEGIN SOLUTION
+    def _slots_from(self, first: int) -> list[int]:
+        """Slots of the tokens from one on; those before it, however many, cost nothing."""
+        size = self._block_size
+        return [self._blocks[i // size] * size + i % size for i in range(first, self._length)]
+
     def _must_copy_last(self) -> bool:
         """Whether the next token would be written into a block that others own, too."""
         return self._length % self._block_size != 0 and self._pool.ref_count(self._blocks[-1]) > 1

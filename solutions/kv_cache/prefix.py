@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+# BEGIN SOLUTION
+from itertools import islice
+
+# END SOLUTION
 from labkit.checks import check_count, check_tokens
 
 from .block_hash import block_hash, root_hash
@@ -66,7 +70,7 @@ class PrefixCache:
     def num_free(self) -> int:
         """Blocks that `allocate` could hand out now: free ones, and those that it could evict."""
         # BEGIN SOLUTION
-        return self._allocator.num_free + len(self._evictable())
+        return self._allocator.num_free + sum(1 for _ in self._evictable())
         # END SOLUTION
 
     def match(self, tokens: Sequence[int], adapter: str | None = None, salt: str | None = None) -> list[int]:
@@ -159,13 +163,8 @@ class PrefixCache:
         """
         check_count("count", count, 0)
         # BEGIN SOLUTION
-        victims = self._evictable()[:count]
-        for entry in victims:
-            del self._entries[entry.key]
-            self._cached_blocks.remove(entry.block)
-            if isinstance(entry.parent, _Entry):
-                entry.parent.children -= 1
-            self._allocator.free(entry.block)
+        victims = self._victims(count)
+        self._forget(victims)
         return len(victims)
         # END SOLUTION
 
@@ -178,9 +177,11 @@ class PrefixCache:
         """
         check_count("count", count, 0)
         # BEGIN SOLUTION
-        if count > self.num_free:
+        missing = max(0, count - self._allocator.num_free)
+        victims = self._victims(missing)
+        if len(victims) < missing:
             raise OutOfBlocks(f"{count} blocks were asked for, but only {self.num_free} are free or can be evicted")
-        self.evict(max(0, count - self._allocator.num_free))
+        self._forget(victims)
         return self._allocator.allocate(count)
         # END SOLUTION
 
@@ -223,15 +224,29 @@ class PrefixCache:
         for entry in reversed(chain):
             self._entries.move_to_end(entry.key)
 
-    def _evictable(self) -> list[_Entry]:
-        """What eviction could free, in the order in which it would: children always come before parents."""
+    def _evictable(self) -> Iterator[_Entry]:
+        """What eviction could free, in the order in which it would: children always come before parents.
+
+        Found one by one, so that whoever wants few looks at few.
+        """
         kept: set[bytes] = set()
-        victims = []
         for entry in self._entries.values():
             if entry.key not in kept and self._allocator.ref_count(entry.block) == 1:
-                victims.append(entry)
+                yield entry
             elif isinstance(entry.parent, _Entry):
                 kept.add(entry.parent.key)
-        return victims
+
+    def _victims(self, count: int) -> list[_Entry]:
+        """The first `count` of what can be evicted, or all."""
+        return list(islice(self._evictable(), count))
+
+    def _forget(self, victims: list[_Entry]) -> None:
+        """Give up what nobody uses."""
+        for entry in victims:
+            del self._entries[entry.key]
+            self._cached_blocks.remove(entry.block)
+            if isinstance(entry.parent, _Entry):
+                entry.parent.children -= 1
+            self._allocator.free(entry.block)
 
     # END SOLUTION

@@ -161,6 +161,7 @@ class Schedule:
         for work in step.work:  # only after all have written: a slot with two writers shows now
             self._read(work)
         self._commit(step)
+        self.memory._pool.check()
         self.facts.preempted += len(step.preempted)
 
     def _move(self, step: Step) -> None:

@@ -100,7 +100,7 @@ def check_against(logits: Callable[[Tensor], Tensor], source: Any, within: float
 def test_few_tokens_and_many_meet_the_same_numbers(format: str) -> None:
     layers = [ROUNDINGS[format](weight(rows, rows)) for rows in (48, 16, 32)]
     stored = torch.cat([layer.weight() for layer in layers])
-    run = projection(layers, Packing(most_tokens=16))
+    run = projection(layers, Packing(most_tokens=16, bfloat16=False))
     many = run(torch.eye(256)).T.contiguous()
     few = torch.cat([run(part) for part in torch.eye(256).split(16)]).T
     if format in BFLOAT16_SCALES:
@@ -119,24 +119,41 @@ def test_few_tokens_and_many_meet_the_same_numbers(format: str) -> None:
 
 @pytest.mark.parametrize("most_tokens", [0, 4, 5])
 @pytest.mark.parametrize("dense_copies", [True, False])
-def test_the_number_of_tokens_decides_which_way(most_tokens: int, dense_copies: bool) -> None:
-    run = projection([ROUNDINGS["int4"](weight(32, 1))], Packing(most_tokens, dense_copies))
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_the_number_of_tokens_decides_which_way(most_tokens: int, dense_copies: bool, bfloat16: bool) -> None:
+    packing = Packing(most_tokens, dense_copies, bfloat16=bfloat16 and most_tokens > 0)
+    run = projection([ROUNDINGS["int4"](weight(32, 1))], packing)
     exact = projection([ROUNDINGS["int4"](weight(32, 1))], EXACT)
     tokens = torch.randn(6, 256, generator=torch.Generator().manual_seed(3))
+    numbers = exact(torch.eye(256)).T.double()
     for count in range(7):
         packed = 0 < count <= most_tokens
+        half = packed or packing.dense_dtype == torch.bfloat16
         outputs = run(tokens[:count])
         assert outputs.shape == (count, 32) and outputs.dtype == torch.float32
-        assert torch.equal(outputs, outputs.bfloat16().float()) == (packed or count == 0)
-        dtype = torch.bfloat16 if packed else torch.float32
-        reference = exact(tokens[:count].to(dtype).float()).double()
+        assert torch.equal(outputs, outputs.bfloat16().float()) == (half or count == 0)
+        dtype = torch.bfloat16 if half else torch.float32
+        # The packed product rounds its inputs only, the dense one of bfloat16 the weights as well.
+        used = numbers if packed else numbers.to(dtype).double()
+        reference = tokens[:count].to(dtype).double() @ used.T
         check_close("outputs", outputs.to(dtype), reference, scale=float(exact(tokens).abs().max()), dtype=dtype)
 
 
-@pytest.mark.parametrize(("cpu", "most"), [("AVX2", 16), ("AVX512", 64), ("DEFAULT", 16)])
-def test_the_cpu_decides_where_nobody_does(monkeypatch: pytest.MonkeyPatch, cpu: str, most: int) -> None:
+@pytest.mark.parametrize(
+    ("cpu", "units", "most", "dense"),
+    [
+        ("AVX2", (), 16, torch.float32), ("AVX512", (), 64, torch.float32), ("DEFAULT", (), 16, torch.float32),
+        ("AVX512", ("avx512_bf16",), 16, torch.bfloat16), ("AVX512", ("amx_bf16",), 16, torch.bfloat16),
+    ],
+)  # fmt: skip
+def test_the_cpu_decides_where_nobody_does(
+    monkeypatch: pytest.MonkeyPatch, cpu: str, units: tuple[str, ...], most: int, dense: torch.dtype
+) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(units, True))
     assert (Packing().num_packed, Packing(most_tokens=3).num_packed, EXACT.num_packed) == (most, 3, 0)
+    assert (Packing().dense_dtype, EXACT.dense_dtype) == (dense, torch.float32)
+    assert Packing(bfloat16=False).dense_dtype == torch.float32 and Packing(bfloat16=True).num_packed == 16
 
 
 def test_codes_of_q4_k_stand_for_the_same_numbers() -> None:
@@ -256,6 +273,7 @@ def test_half_precision_holds_everything_in_it(name: str) -> None:
         (lambda: engine(model(), weights="q4_2"), "q4_1"),
         (lambda: Packing(most_tokens=-1), "most_tokens"),
         (lambda: Packing(head_bits=4), "head_bits must be 8"),
+        (lambda: Packing(most_tokens=0, bfloat16=True), "everything in float32"),
         (lambda: projection([QuantizedLinear(ROUNDINGS["int4"](weight(16, 0)).stored, "int4")], EXACT), "simulated"),
     ],
 )

@@ -9,6 +9,25 @@ from solutions.kernels.rms_norm import add_rms_norm
 from solutions.kernels.rope import apply_rope
 from solutions.kernels.swiglu import swiglu
 
+from ..models.rotation import Rotation
+
+
+class KernelRotation(Rotation):
+    """Turns all heads of queries and keys in one launch."""
+
+    def __init__(self, positions: Tensor, frequencies: Tensor, gain: float) -> None:
+        angles = positions[:, None].to(torch.float32) * frequencies
+        self._cosines, self._sines = gain * angles.cos(), gain * angles.sin()
+        # The tables have a row for each token: token i reads row i.
+        self._rows = torch.arange(len(positions), device=positions.device)[None]
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """See `Rotation`. The kernel is made for two sets of heads, which may be any two parts of one."""
+        turned = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+        (q, k), out = (one.transpose(0, 1)[None].tensor_split([1], dim=1) for one in (heads, turned))
+        apply_rope(q, k, self._cosines, self._sines, self._rows, out=(out[0], out[1]))
+        return turned
+
 
 class KernelRows:
     """`models.parts.RowOps`: one launch each, where torch has three to seven.
@@ -29,14 +48,9 @@ class KernelRows:
         """See `RowOps`."""
         return add_rms_norm(delta, hidden, gain, eps)
 
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RowOps`: of tables that have a row for each token, token i reads row i."""
-        # Contiguous, whatever q and k are: attention reads them token by token.
-        turned = [torch.empty(heads.shape, dtype=heads.dtype, device=heads.device) for heads in (q, k)]
-        (q, k), out = ([heads.transpose(0, 1)[None] for heads in pair] for pair in ((q, k), turned))
-        rows = torch.arange(len(cos), device=cos.device)[None]
-        apply_rope(q, k, cos[:, 0], sin[:, 0], rows, out=(out[0], out[1]))
-        return turned[0], turned[1]
+    def rotation(self, positions: Tensor, frequencies: Tensor, gain: float) -> KernelRotation:
+        """See `RowOps`."""
+        return KernelRotation(positions, frequencies, gain)
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """See `RowOps`."""

@@ -16,6 +16,7 @@ from labkit.decoder import rope_frequencies
 from ..kv_pool import KVShape
 from .packed_attention import PackedAttention
 from .parts import Part, rms_norm
+from .rotation import Rotation
 from .windows import Windows, window_of
 
 Weights = Mapping[str, Tensor]
@@ -50,9 +51,9 @@ FeedForward = Callable[[Tensor], Tensor]
 
 
 class Attention(Protocol):
-    """The attention of one layer: hidden states, and cosines and sines `[tokens, 1, head_dim / 2]` of their places."""
+    """The attention of one layer: hidden states, and what turns heads by their places."""
 
-    def __call__(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: PackedAttention) -> Tensor:
+    def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`."""
 
 
@@ -97,11 +98,10 @@ class Decoder(Part):
         Returns:
             `[rows, vocab_size]`
         """
-        angles = positions[:, None].to(torch.float32) * self._frequencies
-        cos, sin = self._rope_gain * angles.cos()[:, None], self._rope_gain * angles.sin()[:, None]
+        rotation = self._rows.rotation(positions, self._frequencies, self._rope_gain)
         hidden = F.embedding(tokens, self._embedding)
         for index, layer in enumerate(self._layers):
-            hidden = layer(index, hidden, cos, sin, attend)
+            hidden = layer(index, hidden, rotation, attend)
         return self._head(self._rows.norm(hidden[rows], self._norm, self._norm_eps))
 
 
@@ -116,9 +116,9 @@ class Layer(Part):
         self._feed_forward = feed_forward
         self._norm_eps = norm_eps
 
-    def __call__(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: PackedAttention) -> Tensor:
+    def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         normed = self._rows.norm(hidden, self._norms[0], self._norm_eps)
-        read = self._attention(index, normed, cos, sin, attend)
+        read = self._attention(index, normed, rotation, attend)
         normed, hidden = self._rows.add_norm(read, hidden, self._norms[1], self._norm_eps)
         return hidden + self._feed_forward(normed)
 
@@ -143,14 +143,17 @@ class GroupedAttention(Part):
         self._q_norm = weights.get(f"{name}.q_norm.weight")
         self._k_norm = weights.get(f"{name}.k_norm.weight")
 
-    def __call__(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: PackedAttention) -> Tensor:
+    def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         """See `Attention`."""
         config = self._config
-        heads = self._qkv(hidden).unflatten(-1, (-1, config.head_dim))
-        q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        heads = self._qkv(hidden).view(len(hidden), -1, config.head_dim)
+        turned, v = heads.split([config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=1)
         if self._q_norm is not None and self._k_norm is not None:
+            q, k = turned.split([config.num_heads, config.num_kv_heads], dim=1)
             q, k = rms_norm(q, self._q_norm, config.norm_eps), rms_norm(k, self._k_norm, config.norm_eps)
-        read = attend(index, *self._rows.rotate(q, k, cos, sin), v, self._window)
+            turned = torch.cat((q, k), dim=1)
+        q, k = rotation(turned).split([config.num_heads, config.num_kv_heads], dim=1)
+        read = attend(index, q, k, v, self._window)
         return self._out(read.flatten(1))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from labkit.decoder import rotate
 from labkit.latent_config import LatentConfig
 from solutions.kv_cache.latent import latent_attention_flops
 from solutions.kv_cache.latent_attention import split_kv_projection
@@ -13,6 +12,7 @@ from solutions.kv_cache.latent_attention import split_kv_projection
 from .blocks import Weights, joined, same_kind
 from .packed_attention import PackedAttention
 from .parts import rms_norm
+from .rotation import Rotation
 
 _LATENT_NORM_EPS = 1e-6
 """The norms of latents have an epsilon of their own, whatever `rms_norm_eps` says."""
@@ -57,7 +57,7 @@ class LatentAttention:
         self._out = joined(weights, [f"{name}.o_proj"])
         self._maps = _Maps(sizes, weights[f"{name}.kv_b_proj.weight"], score_gain * sizes.qk_head_dim**-0.5)
 
-    def __call__(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: PackedAttention) -> Tensor:
+    def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         """See `Attention`."""
         sizes = self._sizes
         first, latent, k_rope = self._down(hidden).split(
@@ -68,8 +68,8 @@ class LatentAttention:
             [sizes.qk_nope_head_dim, sizes.qk_rope_head_dim], dim=-1
         )
         latent = rms_norm(latent, self._kv_norm, _LATENT_NORM_EPS)
-        kept = torch.cat((latent[:, None], rotate(k_rope[:, None], cos, sin)), dim=-1)
-        read = attend.latent(index, torch.cat((q_nope, rotate(q_rope, cos, sin)), dim=-1), kept, self._maps)
+        kept = torch.cat((latent[:, None], rotation(k_rope[:, None])), dim=-1)
+        read = attend.latent(index, torch.cat((q_nope, rotation(q_rope)), dim=-1), kept, self._maps)
         return self._out(read.flatten(1))
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labkit.decoder import rotate
+from .rotation import Rotation
 
 
 class RowOps(Protocol):
@@ -22,8 +22,8 @@ class RowOps(Protocol):
     def add_norm(self, delta: Tensor, hidden: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """RMSNorm of `delta + hidden`, and that sum."""
 
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """RoPE of `[tokens, heads, head_dim]` by angles `[tokens, 1, head_dim / 2]`."""
+    def rotation(self, positions: Tensor, frequencies: Tensor, gain: float) -> Rotation:
+        """RoPE for the tokens of a step."""
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """`silu(gate) · up`, all `[tokens, width]`."""
@@ -41,9 +41,9 @@ class TorchRows:
         hidden = hidden + delta
         return rms_norm(hidden, gain, eps), hidden
 
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, positions: Tensor, frequencies: Tensor, gain: float) -> Rotation:
         """See `RowOps`."""
-        return rotate(q, cos, sin), rotate(k, cos, sin)
+        return Rotation(positions, frequencies, gain)
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """See `RowOps`."""
@@ -81,7 +81,8 @@ class Part:
 
 
 def rms_norm(hidden: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """Each row by the root of its mean square, in at least float32, then scaled."""
-    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    """Each row by the root of its mean square, in at least float32, then rounded to its type, then scaled."""
+    if hidden.dtype == gain.dtype == torch.float32:  # nothing is rounded between, so one call does it all
+        return F.rms_norm(hidden, hidden.shape[-1:], gain, eps)
+    wide = F.rms_norm(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), hidden.shape[-1:], None, eps)
     return wide.to(hidden.dtype) * gain

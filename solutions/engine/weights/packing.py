@@ -9,8 +9,10 @@ import torch
 from labkit.checks import check_count
 
 _AVX512, _OTHERS = 64, 16
-"""On a CPU with AVX2 the packed and the plain product were measured to meet near 16 tokens. On one with AVX-512 and its
-bfloat16 the packed one was still twice as fast at 64, and ahead at 128; prompts are left to float32 all the same."""
+"""Where the packed and the dense product meet, as measured: on a CPU with AVX2, and on one with AVX-512 and units for
+bfloat16, near 16 tokens. With AVX-512 and a dense product in float32 the packed one is twice as fast at 64 still, and
+ahead at 128; prompts are left to the dense one all the same."""
+_UNITS = ("avx512_bf16", "amx_bf16")
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,13 @@ class Packing:
     """How quantized layers run.
 
     Args:
-        most_tokens: up to so many tokens at once take the packed product; None chooses by the CPU.
-        dense_copies: keep the float32 numbers beside the packed ones, at 32 bits a weight; else they are made anew in
-            every step of many tokens.
+        most_tokens: up to so many tokens at once take the packed product, others a dense one; None chooses by the CPU.
+            With 0 everything is computed in float32.
+        dense_copies: keep the dense numbers beside the packed ones, at 16 or 32 bits a weight; else they are made anew
+            in every step of many tokens.
         head_bits: 8 rounds the output projection of a quantized model too, with one scale a row; None leaves it plain.
+        bfloat16: whether the dense product rounds weights and inputs to bfloat16, as the packed one does its inputs;
+            None for whether the CPU has units for it. Without them it is a hundred times slower than float32.
 
     Raises:
         ValueError: a number out of range.
@@ -30,16 +35,34 @@ class Packing:
     most_tokens: int | None = None
     dense_copies: bool = True
     head_bits: int | None = 8
+    bfloat16: bool | None = None
 
     def __post_init__(self) -> None:
         if self.most_tokens is not None:
             check_count("most_tokens", self.most_tokens, 0)
         if self.head_bits not in (None, 8):
             raise ValueError(f"head_bits must be 8, or None for a plain head, got {self.head_bits!r}")
+        if self.most_tokens == 0 and self.bfloat16:
+            raise ValueError("most_tokens=0 computes everything in float32; leave bfloat16 out, or allow some tokens")
 
     @property
     def num_packed(self) -> int:
         """`most_tokens`, chosen if need be."""
         if self.most_tokens is not None:
             return self.most_tokens
-        return _AVX512 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else _OTHERS
+        is_float32 = self.dense_dtype == torch.float32
+        return _AVX512 if is_float32 and torch.backends.cpu.get_cpu_capability().startswith("AVX512") else _OTHERS
+
+    @property
+    def dense_dtype(self) -> torch.dtype:
+        """The type of the dense product."""
+        if self.most_tokens == 0:
+            return torch.float32
+        wanted = _has_units() if self.bfloat16 is None else self.bfloat16
+        return torch.bfloat16 if wanted else torch.float32
+
+
+def _has_units() -> bool:
+    """Whether the CPU multiplies bfloat16 itself."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in _UNITS)

@@ -1,10 +1,11 @@
-"""Projections of quantized layers: packed products for few tokens, float32 with the same numbers for many.
+"""Projections of quantized layers: packed products for few tokens, dense ones with the same numbers for many.
 
 A step of a few tokens takes as long as reading the weights does, so fewer bits are faster. A step of many tokens takes
-as long as its arithmetic, and there a plain product of float32 wins on a CPU. Both ways compute with the numbers that
-the *packed* layer holds, its bfloat16 scales included: prefill and decode are one model. They still round differently,
-since packed products read activations in bfloat16, so that a low-bit model may decide near ties by how many tokens a
-step happens to have; `Packing(most_tokens=0)` computes everything in float32.
+as long as its arithmetic, and there a plain product wins on a CPU: of bfloat16 where the CPU has units for it, of
+float32 elsewhere. Both ways compute with the numbers that the *packed* layer holds, its bfloat16 scales included:
+prefill and decode are one model. They still round differently, packed products reading activations in bfloat16 and
+dense ones in the type of `Packing.dense_dtype`, so that a low-bit model may decide near ties by how many tokens a step
+happens to have; `Packing(most_tokens=0)` computes everything in float32.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ class PackedProjection:
     def __init__(self, packed: PackedLinear, packing: Packing) -> None:
         self._packed = packed
         self._num_packed = packing.num_packed
-        self._dense = packed.dequantized() if packing.dense_copies or not self._num_packed else None
+        self._dtype = packing.dense_dtype
+        is_kept = packing.dense_copies or not self._num_packed
+        self._dense = packed.dequantized().to(self._dtype) if is_kept else None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`[tokens, in] -> [tokens, out]` float32."""
         if 0 < len(inputs) <= self._num_packed:
             return self._packed(inputs)
-        return F.linear(inputs, self._packed.dequantized() if self._dense is None else self._dense)
+        dense = self._packed.dequantized().to(self._dtype) if self._dense is None else self._dense
+        return F.linear(inputs.to(self._dtype), dense).to(torch.float32)
 
 
 def projection(layers: Sequence[QuantizedLinear], packing: Packing) -> Linear:
