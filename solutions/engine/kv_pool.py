@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .kv_formats import KVFormat, PlainKV
-from .kv_manager import Move, MoveKind
+from .kv_manager import Move, MoveKind, SlotMove
 
 
 @dataclass(frozen=True)
@@ -103,3 +103,10 @@ class KVPool:
                     host[:, :, targets] = plane[:, :, sources]
                 else:
                     plane[:, :, targets] = host[:, :, sources]
+
+    def move_slots(self, moves: Sequence[SlotMove]) -> None:
+        """Copies single tokens; all are read before one is written."""
+        sources, targets = [move.source for move in moves], [move.target for move in moves]
+        for plane in self._planes:
+            slots = plane.flatten(2, 3)
+            slots[:, :, targets] = slots[:, :, sources]

@@ -44,6 +44,9 @@ class HeldWeights(Mapping[str, Tensor], ABC):
         """The same layers among other tensors: fewer of them, or of another type."""
 
 
+Record = Callable[[int, Tensor], None]
+"""Given the hidden states `[tokens, hidden]` between layers, numbered as `labkit.decoder.Decoder.hidden_states`."""
+
 FeedForward = Callable[[Tensor], Tensor]
 """What a layer computes token by token, `[tokens, hidden] -> [tokens, hidden]`."""
 
@@ -71,19 +74,22 @@ class Decoder:
         self, config: ModelConfig, weights: Weights, layers: Sequence[Layer], kv_shape: KVShape,
         frequencies: Tensor | None = None, rope_gain: float = 1.0,
     ) -> None:  # fmt: skip
+        self.config = config
         self.vocab_size = config.vocab_size
         self.max_context = config.max_context
         self.kv_shape = kv_shape
         self._layers = layers
-        self._embedding = weights["model.embed_tokens.weight"]
-        self.dtype = self._embedding.dtype
+        self.embedding = weights["model.embed_tokens.weight"]
+        self.dtype = self.embedding.dtype
         self._norm = weights["model.norm.weight"]
         self._head = joined(weights, ["model.embed_tokens" if config.tie_embeddings else "lm_head"])
         self._norm_eps = config.norm_eps
         self._frequencies = rope_frequencies(config) if frequencies is None else frequencies
         self._rope_gain = rope_gain
 
-    def __call__(self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor) -> Tensor:
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor, record: Record | None = None
+    ) -> Tensor:
         """Logits after some of the tokens.
 
         Args:
@@ -91,15 +97,20 @@ class Decoder:
             positions: of each in its own text, int64 `[tokens]`.
             attend: called once for each layer, in order.
             rows: indices into `tokens`, int64 `[rows]`: where logits are wanted.
+            record: called with what stands before each layer, and with what the head reads.
 
         Returns:
             `[rows, vocab_size]`
         """
         angles = positions[:, None].to(torch.float32) * self._frequencies
         cos, sin = self._rope_gain * angles.cos()[:, None], self._rope_gain * angles.sin()[:, None]
-        hidden = F.embedding(tokens, self._embedding)
+        hidden = F.embedding(tokens, self.embedding)
         for index, layer in enumerate(self._layers):
+            if record is not None:
+                record(index, hidden)
             hidden = layer(index, hidden, cos, sin, attend)
+        if record is not None:
+            record(len(self._layers), rms_norm(hidden, self._norm, self._norm_eps))
         return self._head(rms_norm(hidden[rows], self._norm, self._norm_eps))
 
 
