@@ -9,7 +9,6 @@ from torch import Tensor
 
 from labkit.config import ModelConfig
 from labkit.drafting import Drafter, TreeDrafter
-from labkit.trained_heads.loading import HeadTarget
 
 from .features import FeaturePool, RequestFeatures
 from .models.blocks import Decoder
@@ -22,8 +21,8 @@ _KINDS = {"n-gram": "n-gram", "draft-model": "draft model", "medusa": "Medusa", 
 
 
 @dataclass(frozen=True)
-class _Target(HeadTarget):
-    """What a head takes of the engine's model."""
+class _Target:
+    """What a head takes of the engine's model: a `labkit.trained_heads.loading.HeadTarget`."""
 
     config: ModelConfig
     weights: Mapping[str, Tensor]

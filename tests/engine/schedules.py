@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from grader.judge.kv_oracle import Ledger
 from labkit.drafting import DraftTree
-from solutions.engine.kv_manager import PREFIX_CACHES, KVManager, MoveKind
+from solutions.engine.kv_manager import PREFIX_CACHES, KVManager, Move, MoveKind
 from solutions.engine.request import FinishReason, Request, Status, blocks_for
 from solutions.engine.sampling_params import SamplingParams
 from solutions.engine.scheduler import PREEMPTIONS, Scheduler, SchedulerConfig
@@ -48,6 +48,16 @@ class Facts:
             setattr(self, name, getattr(self, name) + value)
 
 
+class DraftsLast(Scheduler):
+    """A scheduler that is watched: once it has handed out a draft in a step, it must not take anybody's blocks."""
+
+    drafted = False
+
+    def _preempt(self, request: Request) -> list[Move]:
+        assert not self.drafted, "somebody was preempted for drafts"
+        return super()._preempt(request)
+
+
 @dataclass
 class Schedule:
     """One random life of a scheduler.
@@ -74,7 +84,7 @@ class Schedule:
         self.num_host_blocks = choose.choice([0, 3, 30])
         cache = choose.choice(PREFIX_CACHES)
         self.memory = KVManager(self.num_blocks, self.block_size, cache, self.num_host_blocks)
-        self.scheduler = Scheduler(self.config, self.memory)
+        self.scheduler = DraftsLast(self.config, self.memory)
         self.ledger = Ledger(self.num_blocks * self.block_size)
         self.host: dict[int, list[int | None]] = {}
         self.shared = [self._tokens(choose.randint(1, 20)) for _ in range(3)]
@@ -154,6 +164,7 @@ class Schedule:
 
     def _step(self) -> None:
         decoding = [request for request in self.scheduler.running if request.is_decoding]
+        self.scheduler.drafted = False
         step = self.scheduler.schedule(self._propose if self.speculate else None)
         served = {*step.preempted, *(work.request for work in step.work)}
         assert served.issuperset(decoding), "the drafts of some have taken the turn of others"
@@ -224,6 +235,7 @@ class Schedule:
             paths.append([*paths[node + 1], token])
             tokens.append(token)
             parents.append(node)
+        self.scheduler.drafted |= bool(tokens)
         return DraftTree(tuple(tokens), tuple(parents))
 
     def _commit(self, step: Step) -> None:
