@@ -8,6 +8,7 @@ from labkit.launch import triton_fault
 
 from .compiled_step import compiled, compiler_fault
 from .cuda_graphs import Again, CudaGraphs, Recorder
+from .features import FeaturePool
 from .kv_pool import KVPool
 from .model_runner import ModelRunner
 from .models.blocks import Decoder
@@ -36,8 +37,8 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def make_runner(
-    model: Decoder, pool: KVPool, max_rows: int, max_context: int, *, attention: str | None = None,
-    cuda_graphs: bool | None = None, compile: bool = False,
+    model: Decoder, pool: KVPool, max_rows: int, max_context: int, features: FeaturePool | None = None, *,
+    attention: str | None = None, cuda_graphs: bool | None = None, compile: bool = False,
 ) -> ModelRunner:  # fmt: skip
     """A runner as it is asked for, where model and pool lie.
 
@@ -46,6 +47,7 @@ def make_runner(
         pool: with a scratch slot.
         max_rows: requests of a step.
         max_context: tokens of a text.
+        features: as in `ModelRunner`.
         attention: "torch", or "triton" for kernels, also for what is computed row by row; None takes these on a GPU
             where they can be had.
         cuda_graphs: whether pure decodes are recorded; None records on a GPU where that can be done.
@@ -57,25 +59,24 @@ def make_runner(
     recorder = _recorder(model, pool, cuda_graphs, compile)
     if not _use_kernels(attention, compile, pool):
         if recorder is None:
-            return ModelRunner(model, pool)
+            return ModelRunner(model, pool, features)
         if compile and (fault := compiler_fault(model.device)):
             raise ValueError(f"compile can't be had here: {fault}; leave it off")
         wrap = compiled if compile else as_it_is
-        return ModelRunner(
-            model, pool, decoding=PaddedDecoding(model, pool, max_rows, max_context, recorder, compile=wrap)
-        )
+        decoding = PaddedDecoding(model, pool, max_rows, max_context, recorder, features=features, compile=wrap)
+        return ModelRunner(model, pool, features, decoding=decoding)
     # Imported here: only kernels need Triton.
-    from .kernel_attention import KernelAttention, KernelDecodeAttention
+    from .kernel_attention import KernelDecodeAttention, attention_of
     from .kernels.row_kernels import KernelRows
 
     model = model.with_rows(KernelRows(model.dtype, model.device))
     if recorder is None:
-        return ModelRunner(model, pool, KernelAttention)
+        return ModelRunner(model, pool, features, attention_of)
     decoding = PaddedDecoding(
-        model, pool, max_rows, max_context, recorder, KernelDecodeAttention, wide_tables=True
+        model, pool, max_rows, max_context, recorder, KernelDecodeAttention, wide_tables=True, features=features
     )  # fmt: skip
     decoding.warm_up()
-    return ModelRunner(model, pool, KernelAttention, decoding)
+    return ModelRunner(model, pool, features, attention_of, decoding)
 
 
 def _recorder(model: Decoder, pool: KVPool, cuda_graphs: bool | None, compile: bool) -> Recorder | None:

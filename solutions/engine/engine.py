@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 import torch
@@ -16,17 +17,21 @@ from labkit.checks import check_tokens
 
 from .back_end import choose_device, make_runner
 from .detokenizer import TextStream
+from .drafters import NamedDrafters
+from .features import FeaturePool
 from .grammar import Constraint, GrammarCompiler, Matcher
+from .judging import Verdict
 from .kv_formats import kv_format
 from .kv_manager import KVManager
 from .kv_pool import KVPool
 from .metrics import Metrics
+from .models.blocks import Decoder
 from .models.loading import LoadedModel
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
 from .sampler import Row, adjust_logits, distribution, logprobs_of, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerConfig
-from .speculation import SpeculationConfig, Speculator, accept_matching
+from .speculation import SpeculationConfig, Speculator
 from .step import Step
 from .weights.loading import load
 from .weights.packing import Packing
@@ -47,7 +52,7 @@ class EngineConfig:
         weights: how they are held, a name in `weights.formats`; a `LoadedModel` keeps its own.
         packing: how quantized ones run.
         kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8" or "fp8"; None for the model's type.
-        speculation: who drafts; None for plain decoding.
+        speculation: who drafts: a name in `speculation.DRAFTERS`, or more to say about it; None for plain decoding.
         device: "cpu" or "cuda"; None means a GPU if there is one. A model that is loaded already stays where it is.
         attention: "torch" or "triton"; see `back_end.make_runner`, as for all that follows.
         cuda_graphs: whether steps in which all decode are recorded, and replayed in one launch.
@@ -62,7 +67,7 @@ class EngineConfig:
     weights: str = "fp32"
     packing: Packing = field(default_factory=Packing)
     kv_dtype: str | None = None
-    speculation: SpeculationConfig | None = None
+    speculation: SpeculationConfig | str | None = None
     device: str | None = None
     attention: str | None = None
     cuda_graphs: bool | None = None
@@ -135,11 +140,11 @@ class Engine:
             loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks, loaded.model.dtype,
             kv_format(config.kv_dtype, loaded.model.dtype), loaded.model.device, scratch=True,
         )  # fmt: skip
+        self._speculator, features = self._speculation(config, loaded.model)
         self._runner = make_runner(
-            loaded.model, pool, config.scheduler.max_running, context, attention=config.attention,
+            loaded.model, pool, config.scheduler.max_running, context, features, attention=config.attention,
             cuda_graphs=config.cuda_graphs, compile=config.compile,
         )  # fmt: skip
-        self._speculator = Speculator(config.speculation, self._vocab_size) if config.speculation is not None else None
         self._answers: dict[Request, _Answer] = {}
         self._groups: dict[str, list[Request]] = {}
         self._grammars: GrammarCompiler | None = None
@@ -236,9 +241,11 @@ class Engine:
         masks = self._begin_masks(step)
         logits = self._runner.run(step)
         rows = self._rows(step)
-        emitted = self._draw(logits, rows, masks) if rows else {}
-        reports = self._reports(logits, rows, emitted)
-        self._scheduler.commit(step, emitted)
+        verdicts = self._draw(logits, rows, masks) if rows else {}
+        emitted = {request: list(verdict.tokens) for request, verdict in verdicts.items()}
+        paths = {request: verdict.path for request, verdict in verdicts.items()}
+        reports = self._reports(logits, [row for row in rows if row.node in (-1, *paths[row.request])], emitted)
+        self._runner.keep(self._scheduler.commit(step, emitted, paths))
         return [self._advance(request, tokens, reports.get(request, ())) for request, tokens in emitted.items()]
 
     def generate(
@@ -284,6 +291,20 @@ class Engine:
         assert not self.has_work, "the engine is at work"
         self._memory.check_idle()
 
+    def _speculation(self, config: EngineConfig, model: Decoder) -> tuple[Speculator | None, FeaturePool | None]:
+        """Who drafts, and where what it reads of the model is kept."""
+        wanted = config.speculation
+        if wanted is None:
+            return None, None
+        if isinstance(wanted, str):
+            wanted = SpeculationConfig(wanted)
+        if not isinstance(wanted.drafter, str):
+            make = wanted.drafter
+            return Speculator(lambda request: make(), wanted.num_drafts, self._vocab_size), None
+        sizes = config.num_blocks, config.block_size, config.num_host_blocks
+        named = NamedDrafters(wanted, model, *sizes, lambda: self.num_running)
+        return Speculator(named, wanted.num_drafts, self._vocab_size), named.features
+
     def _matcher(self, constraint: Constraint | None) -> Matcher | None:
         """Follows one answer; the vocabulary is made ready for it when the first constraint comes."""
         if constraint is None:
@@ -297,7 +318,9 @@ class Engine:
         rows, index = list[Row](), 0
         for work in step.work:
             if work.gives_token:
-                rows += [Row(index + i, work.request, work.drafts[:i]) for i in range(work.num_drafts + 1)]
+                for node, path in enumerate(work.paths, start=-1):
+                    drafts = tuple(work.drafts[i] for i in path)
+                    rows.append(Row(index + node + 1, work.request, drafts, node))
                 # Samples of one prompt start from the same logits, each with its own random numbers.
                 rows += [Row(index, one) for one in work.request.siblings if one.status is not Status.FINISHED]
             index += work.num_rows
@@ -310,14 +333,15 @@ class Engine:
             for request in (work.request, *work.request.siblings) if work.gives_token else ():
                 matcher = self._answers[request].matcher if request in self._answers else None
                 if matcher is not None:
-                    masks[request] = matcher.begin_masks(work.drafts if request is work.request else ())
+                    own = request is work.request
+                    masks[request] = matcher.begin_masks(work.drafts, work.parents) if own else matcher.begin_masks(())
         return masks
 
-    def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, list[int]]:
-        """The tokens that each request grows by."""
+    def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, Verdict]:
+        """The tokens that each request grows by, and which drafts are among them."""
         adjusted = adjust_logits(logits[self._indices([row.index for row in rows])], rows)
         allowed = {
-            place: masks[row.request].result()[len(row.drafts)]
+            place: masks[row.request].result()[row.node + 1]
             for place, row in enumerate(rows)
             if row.request in masks
         }
@@ -331,16 +355,22 @@ class Engine:
         places: dict[Request, list[int]] = {}
         for place, row in enumerate(rows):
             places.setdefault(row.request, []).append(place)
-        emitted = {}
+        verdicts = {}
         for request, own in places.items():
-            drafts = rows[own[-1]].drafts
-            if drafts and self._speculator is not None and self._speculator.draws(request):
-                p = distribution(adjusted[self._indices(own)], [rows[place] for place in own])
-                emitted[request] = self._speculator.judge(request, p.cpu(), drafts)
-            else:
-                emitted[request] = accept_matching([drawn[place] for place in own], drafts)
-            self.metrics.num_accepted_tokens += len(emitted[request]) - 1
-        return emitted
+            if self._speculator is None:
+                verdicts[request] = Verdict((drawn[own[0]],))
+                continue
+            if len(own) > 1:
+                self._speculator.observe(request, logits[self._indices([rows[place].index for place in own])])
+            verdicts[request] = self._speculator.judge(
+                request, [drawn[place] for place in own], partial(self._distributions, adjusted, rows, own)
+            )
+            self.metrics.num_accepted_tokens += len(verdicts[request].path)
+        return verdicts
+
+    def _distributions(self, logits: Tensor, rows: list[Row], places: list[int]) -> Tensor:
+        """What some of the rows are drawn from; drafts of chance are judged on the host."""
+        return distribution(logits[self._indices(places)], [rows[place] for place in places]).cpu()
 
     def _reports(
         self, logits: Tensor, rows: list[Row], emitted: dict[Request, list[int]]

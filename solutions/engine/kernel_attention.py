@@ -10,6 +10,7 @@ from torch import Tensor
 from labkit.attention_checks import MAX_HEAD_DIM
 from solutions.kernels.paged_decode import paged_decode
 
+from .attention import PagedAttention
 from .decode_inputs import DecodeInputs
 from .kernels.paged_attention import paged_attention
 from .kv_pool import KVPool
@@ -29,6 +30,11 @@ def kernels_fault(pool: KVPool) -> str | None:
     return None
 
 
+def attention_of(pool: KVPool, work: tuple[Work, ...]) -> KernelAttention | PagedAttention:
+    """The attention of a step: by kernels, unless drafts in it exclude each other, since there all see what is before."""
+    return PagedAttention(pool, work) if any(one.parents for one in work) else KernelAttention(pool, work)
+
+
 class KernelAttention:
     """Stores the new keys and values of a step, and lets each query read its own request's, up to itself.
 
@@ -42,7 +48,7 @@ class KernelAttention:
 
     def __init__(self, pool: KVPool, work: Sequence[Work]) -> None:
         self._pool = pool
-        self._slots = torch.tensor([slot for one in work for slot in one.slots], device=pool.device)
+        self.slots = torch.tensor([slot for one in work for slot in one.slots], device=pool.device)
         firsts, first = [], 0
         for one in work:
             firsts.append(first)
@@ -54,7 +60,7 @@ class KernelAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
         """See `PackedAttention`."""
-        self._pool.write(layer, self._slots, k, v)
+        self._pool.write(layer, self.slots, k, v)
         parts = self._pool.parts(layer)
         assert parts is not None, "`kernels_fault` tells"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

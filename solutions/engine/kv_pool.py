@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .kv_formats import KVFormat, PlainKV
-from .kv_manager import Move, MoveKind
+from .kv_manager import Move, MoveKind, SlotMove
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,14 @@ class KVPool:
                 origin, goal = (plane, host) if kind is MoveKind.OUT else (host, plane)
                 moved = origin[:, :, torch.tensor(sources, device=origin.device)].to(goal.device)
                 goal[:, :, torch.tensor(targets, device=goal.device)] = moved
+
+    def move_slots(self, moves: Sequence[SlotMove]) -> None:
+        """Copies single tokens; all are read before one is written."""
+        sources = torch.tensor([move.source for move in moves], device=self.device)
+        targets = torch.tensor([move.target for move in moves], device=self.device)
+        for plane in self._planes:
+            slots = plane.flatten(2, 3)
+            slots[:, :, targets] = slots[:, :, sources]
 
 
 def _take(memory: Tensor, blocks: Tensor | slice) -> Tensor:

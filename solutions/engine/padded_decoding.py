@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,9 @@ from torch import Tensor
 from .cuda_graphs import Compute, Recorder
 from .decode_attention import DecodeAttention
 from .decode_inputs import Bucket, DecodeInputs
+from .features import FeaturePool
 from .kv_pool import KVPool
+from .models.blocks import Record
 from .models.packed_attention import PackedAttention
 from .request import blocks_for
 from .step import Step
@@ -19,7 +22,7 @@ MakeAttention = Callable[[KVPool, DecodeInputs], PackedAttention]
 
 Compile = Callable[[Callable[[DecodeInputs], Tensor]], Callable[[DecodeInputs], Tensor]]
 
-Model = Callable[[Tensor, Tensor, PackedAttention, Tensor], Tensor]
+Model = Callable[[Tensor, Tensor, PackedAttention, Tensor, Record | None], Tensor]
 """See `models.blocks.Decoder`."""
 
 
@@ -42,6 +45,7 @@ class PaddedDecoding:
         recorder: how a step is kept.
         attend: makes the attention of a step.
         wide_tables: see above.
+        features: as in `ModelRunner`; with a scratch slot too.
         compile: what makes of the function that computes a step a faster one.
 
     Raises:
@@ -50,7 +54,8 @@ class PaddedDecoding:
 
     def __init__(
         self, model: Model, pool: KVPool, max_rows: int, max_context: int, recorder: Recorder,
-        attend: MakeAttention = DecodeAttention, wide_tables: bool = False, compile: Compile = as_it_is,
+        attend: MakeAttention = DecodeAttention, wide_tables: bool = False, features: FeaturePool | None = None,
+        compile: Compile = as_it_is,
     ) -> None:  # fmt: skip
         if pool.scratch_slot is None:
             raise ValueError("padding rows need a slot to write to; make the pool with scratch=True")
@@ -61,6 +66,7 @@ class PaddedDecoding:
         self._wide_tables = wide_tables
         self._recorder = recorder
         self._attend = attend
+        self._features = features
         self._step = compile(self._compute)
         self._recorded: dict[Bucket, tuple[DecodeInputs, Compute]] = {}
         self.buckets = [1 << power for power in range((max_rows - 1).bit_length() + 1)]
@@ -104,7 +110,8 @@ class PaddedDecoding:
 
     def _compute(self, inputs: DecodeInputs) -> Tensor:
         attend = self._attend(self._pool, inputs)
-        return self._model(inputs.tokens, inputs.positions, attend, inputs.every_row)
+        record = None if self._features is None else partial(self._features.write, inputs.slots)
+        return self._model(inputs.tokens, inputs.positions, attend, inputs.every_row, record)
 
 
 def _power_above(count: int) -> int:

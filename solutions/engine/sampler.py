@@ -23,11 +23,13 @@ class Row:
         index: of the row.
         request: whose settings count. Several requests may read one row: samples of a prompt start from the same.
         drafts: tokens that stand between what is known of the request and this row.
+        node: which of the request's drafts is the last of them; -1 if there are none.
     """
 
     index: int
     request: Request
     drafts: tuple[int, ...] = ()
+    node: int = -1
 
     @property
     def step(self) -> int:

@@ -14,6 +14,7 @@ from solutions.engine import Engine
 from solutions.engine.back_end import make_runner
 from solutions.engine.cuda_graphs import Again, CudaGraphs, Recorder
 from solutions.engine.decode_inputs import Bucket
+from solutions.engine.features import FeaturePool
 from solutions.engine.kv_formats import kv_format
 from solutions.engine.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
@@ -158,6 +159,26 @@ def test_what_cannot_be_recorded_is_refused(get_family: GetFamily) -> None:  # n
             make_runner(mixture, pool, 4, 32, **wanted)
         with pytest.raises(ValueError, match="leave them off with keys and values in codes"):
             make_runner(model, in_codes, 4, 32, **wanted)
+
+
+def test_hidden_states_are_kept_alike(get_family: GetFamily) -> None:  # noqa: F811
+    """Drafters read them: of each row where its key goes, of padding where nobody looks."""
+    model = get_family(PLAIN).model
+    memory, step = Memory(model), decode_step([9, 2, 30], model.vocab_size)
+    slots = [slot for work in step.work for slot in work.slots]
+
+    def written(recorder: Recorder | None) -> Tensor:
+        features = FeaturePool([1, 3], model, NUM_BLOCKS, BLOCK_SIZE)
+        decoding = recorder and PaddedDecoding(model, memory.pool, 4, 128, recorder, features=features)
+        memory.logits(ModelRunner(model, memory.pool, features, decoding=decoding), step)
+        rows = features._pool._planes[0][:, 0, :NUM_BLOCKS].flatten(1, 2)[:, :, 0]
+        assert sorted(slots) == rows.abs().sum(-1).sum(0).nonzero().flatten().tolist()
+        return rows[:, slots]
+
+    check_equal("hidden states", written(Tape()), written(Again()))
+    plain = written(None)
+    scale = 16 * float(plain.abs().max())  # roundings of three layers
+    check_close("hidden states", written(Tape()), plain.double(), scale=scale, dtype=plain.dtype)
 
 
 def with_recorder(engine: Engine, recorder: Recorder) -> Engine:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from grader.judge.numerics import check_close, check_equal
 from labkit.launch import VARIABLE, triton_fault, without_launches
 from labkit.manifest import ROOT
 from labkit.paths import cache_dir
+from solutions.engine.attention import PagedAttention
 from solutions.engine.back_end import make_runner
 from solutions.engine.cuda_graphs import Again
 from solutions.engine.kv_formats import kv_format
@@ -174,7 +175,7 @@ def test_logits_of_pieces_decodes_and_drafts(get_family: GetFamily, interpreted:
     reading = Reading(family.model, texts, [4, 15, 1])
     pool = poisoned_pool(family.model, 64)
     reading.runner = make_runner(family.model, pool, len(texts), family.model.max_context, attention="triton")
-    assert reading.runner._attend.__name__ == "KernelAttention"
+    assert reading.runner._attend.__name__ == "attention_of"
     reading.run()
     assert {(True, True, True), (True, False, True)} & reading.shapes, "decodes, pieces and drafts were to be mixed"
     got = torch.stack([row for rows in reading.logits.values() for row in rows.values()])
@@ -226,6 +227,12 @@ def test_kernels_are_taken_where_they_can_be_had(get_family: GetFamily) -> None:
         assert make_runner(one, where, 4, 16, attention="torch")._model is one
         with pytest.raises(ValueError, match=f"'triton' can't be had here: .*{message}"):
             make_runner(one, where, 4, 16, attention="triton")
+    from solutions.engine.kernel_attention import KernelAttention, attention_of
+
+    (one,) = decode_step([5], model.vocab_size).work
+    tree = replace(one, tokens=(1, 2, 3), num_drafts=2, slots=(1, 2, 3), parents=(-1, -1))
+    for work, kind in ((one, KernelAttention), (tree, PagedAttention)):
+        assert isinstance(attention_of(pool, (work,)), kind)
     with pytest.raises(ValueError, match="torch, triton or None, got 'flash'"):
         make_runner(model, pool, 4, 16, attention="flash")
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grader.judge.numerics import check_close, check_equal
 from labkit.checkpoints import CheckpointError, bundled_folder, load_tokenizer
+from labkit.drafting import DraftTree
 from labkit.tokenizer import Tokenizer
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.kv_manager import KVManager
@@ -112,10 +113,11 @@ class Reading:
             step = self.scheduler.schedule(self._propose)
             self._take(step, self.runner.run(step))
 
-    def _propose(self, request: Request, most: int) -> tuple[int, ...]:
+    def _propose(self, request: Request, room: int, depth: int) -> DraftTree:
         """Now and then two drafts, which are right."""
         known = len(request.tokens)
-        return self.texts[request][known : known + min(most, 2)] if known % 3 == 0 else ()
+        drafts = self.texts[request][known : known + min(room, depth, 2)] if known % 3 == 0 else ()
+        return DraftTree(drafts, tuple(range(-1, len(drafts) - 1)))
 
     def _take(self, step: Step, logits: Tensor) -> None:
         sizes = [len(work.tokens) - work.num_drafts for work in step.work]

@@ -46,6 +46,9 @@ class HeldWeights(Mapping[str, Tensor], ABC):
         """The same layers among other tensors: fewer of them, or of another type."""
 
 
+Record = Callable[[int, Tensor], None]
+"""Given the hidden states `[tokens, hidden]` between layers, numbered as `labkit.decoder.Decoder.hidden_states`."""
+
 FeedForward = Callable[[Tensor], Tensor]
 """What a layer computes token by token, `[tokens, hidden] -> [tokens, hidden]`."""
 
@@ -73,20 +76,23 @@ class Decoder(Part):
         self, config: ModelConfig, weights: Weights, layers: Sequence[Layer], kv_shape: KVShape,
         frequencies: Tensor | None = None, rope_gain: float = 1.0,
     ) -> None:  # fmt: skip
+        self.config = config
         self.vocab_size = config.vocab_size
         self.max_context = config.max_context
         self.kv_shape = kv_shape
         self._layers = list(layers)
-        self._embedding = weights["model.embed_tokens.weight"]
-        self.dtype = self._embedding.dtype
-        self.device = self._embedding.device
+        self.embedding = weights["model.embed_tokens.weight"]
+        self.dtype = self.embedding.dtype
+        self.device = self.embedding.device
         self._norm = weights["model.norm.weight"]
         self._head = joined(weights, ["model.embed_tokens" if config.tie_embeddings else "lm_head"])
         self._norm_eps = config.norm_eps
         self._frequencies = (rope_frequencies(config) if frequencies is None else frequencies).to(self.device)
         self._rope_gain = rope_gain
 
-    def __call__(self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor) -> Tensor:
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor, record: Record | None = None
+    ) -> Tensor:
         """Logits after some of the tokens.
 
         Args:
@@ -94,14 +100,19 @@ class Decoder(Part):
             positions: of each in its own text, int64 `[tokens]`.
             attend: called once for each layer, in order.
             rows: indices into `tokens`, int64 `[rows]`: where logits are wanted.
+            record: called with what stands before each layer, and with what the head reads.
 
         Returns:
             `[rows, vocab_size]`
         """
         rotation = self._rows.rotation(positions, self._frequencies, self._rope_gain)
-        hidden = F.embedding(tokens, self._embedding)
+        hidden = F.embedding(tokens, self.embedding)
         for index, layer in enumerate(self._layers):
+            if record is not None:
+                record(index, hidden)
             hidden = layer(index, hidden, rotation, attend)
+        if record is not None:
+            record(len(self._layers), self._rows.norm(hidden, self._norm, self._norm_eps))
         return self._head(self._rows.norm(hidden[rows], self._norm, self._norm_eps))
 
 
