@@ -1,4 +1,4 @@
-"""Decode steps through torch.compile: fewer and larger kernels, one program for all sizes."""
+"""Decode steps through torch.compile: fewer and larger kernels, one program for many sizes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ Step = Callable[[DecodeInputs], Tensor]
 def compiled(step: Step, backend: str = "inductor") -> Step:
     """A step that is compiled when it first runs: as a whole, or not at all.
 
-    Its number of rows and the width of its tables are left open, so that few sizes need a program of their own.
+    Its number of rows and the width of its tables are left open; torch makes programs of their own for a size of 1.
 
     Args:
         step: computes one.
         backend: of `torch.compile`.
     """
-    whole: Step = torch.compile(step, backend=backend, fullgraph=True, dynamic=True)
-    return whole
+    whole: Step = torch.compile(step, backend=backend, fullgraph=True)
+
+    def run(inputs: DecodeInputs) -> Tensor:
+        for tensor in (inputs.tokens, inputs.positions, inputs.slots, inputs.lengths, inputs.every_row, inputs.tables):
+            for axis in range(tensor.dim()):
+                torch._dynamo.maybe_mark_dynamic(tensor, axis)
+        return whole(inputs)
+
+    return run
 
 
 def compiler_fault(device: torch.device) -> str | None:
