@@ -140,6 +140,8 @@ class Engine:
             loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks, loaded.model.dtype,
             kv_format(config.kv_dtype, loaded.model.dtype), loaded.model.device, scratch=True,
         )  # fmt: skip
+        self._weight_bytes = loaded.model.num_bytes_read if loaded.model.is_static else None
+        self._token_bytes = pool.num_bytes_per_token
         self._speculator, features = self._speculation(config, loaded.model)
         self._runner = make_runner(
             loaded.model, pool, config.scheduler.max_running, context, features, attention=config.attention,
@@ -154,6 +156,22 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return not self._scheduler.is_idle
+
+    @property
+    def device(self) -> torch.device:
+        """Where steps are computed."""
+        return self._runner.device
+
+    def decode_bytes(self, length: int) -> int | None:
+        """Bytes that a step has to read to give one request its next token.
+
+        Args:
+            length: tokens of its text.
+
+        Returns:
+            None if weights are codes, or a router chooses among them.
+        """
+        return None if self._weight_bytes is None else self._weight_bytes + length * self._token_bytes
 
     @property
     def num_running(self) -> int:
@@ -392,7 +410,7 @@ class Engine:
 
     def _indices(self, values: list[int]) -> Tensor:
         """Where to look in tensors of the device."""
-        return torch.tensor(values, device=self._runner.device)
+        return torch.tensor(values, device=self.device)
 
     def _advance(self, request: Request, tokens: Sequence[int], reports: Sequence[TokenLogprob]) -> Progress:
         """Takes a request's new tokens into its text, and ends it where it must end."""

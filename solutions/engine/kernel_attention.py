@@ -31,7 +31,7 @@ def kernels_fault(pool: KVPool) -> str | None:
 
 
 def attention_of(pool: KVPool, work: tuple[Work, ...]) -> KernelAttention | PagedAttention:
-    """The attention of a step: by kernels, unless drafts in it exclude each other, since there all see what is before."""
+    """The attention of a step. To the kernels a token sees all before it, and in a tree of drafts it does not."""
     return PagedAttention(pool, work) if any(one.parents for one in work) else KernelAttention(pool, work)
 
 

@@ -74,6 +74,11 @@ class KVPool:
         """Memory of the pool, host memory not counted."""
         return sum(plane.numel() * plane.element_size() for plane in self._planes)
 
+    @property
+    def num_bytes_per_token(self) -> int:
+        """Memory of one token in all layers."""
+        return sum(plane[:, :, 0, 0].numel() * plane.element_size() for plane in self._planes)
+
     def write(self, layer: int, slots: Tensor, *parts: Tensor) -> None:
         """Stores new tokens.
 

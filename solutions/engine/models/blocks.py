@@ -87,6 +87,8 @@ class Decoder(Part):
         self._norm = weights["model.norm.weight"]
         self._head = joined(weights, ["model.embed_tokens" if config.tie_embeddings else "lm_head"])
         self._norm_eps = config.norm_eps
+        self.num_bytes_read = None if isinstance(weights, HeldWeights) else _num_bytes_read(weights, config)
+        """Bytes of weights that a pass over one token reads, if it reads all of them; None if they may be codes."""
         self._frequencies = (rope_frequencies(config) if frequencies is None else frequencies).to(self.device)
         self._rope_gain = rope_gain
 
@@ -211,6 +213,12 @@ def grouped_layers(
 def grouped_shape(config: ModelConfig) -> KVShape:
     """What layers with grouped heads keep: keys and values."""
     return KVShape(config.num_layers, 2, config.num_kv_heads, config.head_dim)
+
+
+def _num_bytes_read(weights: Weights, config: ModelConfig) -> int:
+    """All but the embedding, of which a token reads a row; unless it is the output projection as well."""
+    skipped = None if config.tie_embeddings else "model.embed_tokens.weight"
+    return sum(one.numel() * one.element_size() for name, one in weights.items() if name != skipped)
 
 
 def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
