@@ -48,8 +48,8 @@ def make_runner(
         max_rows: requests of a step.
         max_context: tokens of a text.
         features: as in `ModelRunner`.
-        attention: "torch", or "triton" for kernels, also for what is computed row by row; None takes these on a GPU
-            where they can be had.
+        attention: "torch", or "triton" for kernels, also for what is computed row by row and for drawing tokens; None
+            takes these on a GPU where they can be had.
         cuda_graphs: whether pure decodes are recorded; None records on a GPU where that can be done.
         compile: whether pure decodes are compiled by torch.
 
@@ -67,16 +67,17 @@ def make_runner(
         return ModelRunner(model, pool, features, decoding=decoding)
     # Imported here: only kernels need Triton.
     from .kernel_attention import KernelDecodeAttention, attention_of
+    from .kernels.fused_draw import draw_fused
     from .kernels.row_kernels import KernelRows
 
     model = model.with_rows(KernelRows(model.dtype, model.device))
     if recorder is None:
-        return ModelRunner(model, pool, features, attention_of)
+        return ModelRunner(model, pool, features, attention_of, draw=draw_fused)
     decoding = PaddedDecoding(
         model, pool, max_rows, max_context, recorder, KernelDecodeAttention, wide_tables=True, features=features
     )  # fmt: skip
     decoding.warm_up()
-    return ModelRunner(model, pool, features, attention_of, decoding)
+    return ModelRunner(model, pool, features, attention_of, decoding, draw_fused)
 
 
 def _recorder(model: Decoder, pool: KVPool, cuda_graphs: bool | None, compile: bool) -> Recorder | None:

@@ -369,7 +369,7 @@ class Engine:
             forbidden = ~torch.stack(list(allowed.values())).to(adjusted.device)
             constrained = self._indices(list(allowed))
             adjusted[constrained] = adjusted[constrained].masked_fill(forbidden, -torch.inf)
-        drawn = sample(adjusted, rows)
+        drawn = sample(adjusted, rows, self._runner.draw)
         places: dict[Request, list[int]] = {}
         for place, row in enumerate(rows):
             places.setdefault(row.request, []).append(place)

@@ -17,6 +17,7 @@ from .kv_pool import KVPool
 from .models.blocks import Record
 from .models.packed_attention import PackedAttention
 from .padded_decoding import PaddedDecoding
+from .sampler import Draw, draw_filtered
 from .step import Step, Work
 
 
@@ -44,18 +45,20 @@ class ModelRunner:
         features: where hidden states go that drafters read; None if nobody does.
         attend: makes the attention of a step.
         decoding: computes the steps that it takes, which are pure decodes; None leaves it all to the one way.
+        draw: how tokens are drawn from the logits of a step.
     """
 
     def __init__(
         self, model: PackedModel, pool: KVPool, features: FeaturePool | None = None,
         attend: Callable[[KVPool, tuple[Work, ...]], StepAttention] = PagedAttention,
-        decoding: PaddedDecoding | None = None,
+        decoding: PaddedDecoding | None = None, draw: Draw = draw_filtered,
     ) -> None:  # fmt: skip
         self._model = model
         self._pool = pool
         self._features = features
         self._attend = attend
         self._decoding = decoding
+        self.draw = draw
 
     @property
     def device(self) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,7 +105,16 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return probs
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+Draw = Callable[[Tensor, Sequence[Row], Sequence[float]], Tensor]
+"""One token for each row of logits, by the row's settings and its uniform; −1 for a row without a distribution."""
+
+
+def draw_filtered(logits: Tensor, rows: Sequence[Row], uniforms: Sequence[float]) -> Tensor:
+    """See `Draw`: lab 07's way, which refuses rows without a distribution."""
+    return draw(distribution(logits, rows), uniforms)
+
+
+def sample(logits: Tensor, rows: Sequence[Row], draw_rows: Draw = draw_filtered) -> list[int]:
     """One token for each row.
 
     A greedy row takes the first of its largest logits; all others are drawn together. The random number of a token is
@@ -115,14 +124,20 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     Args:
         logits: `[rows, vocab_size]`, adjusted and masked already.
         rows: whose they are.
+        draw_rows: how those that are not greedy are drawn.
+
+    Raises:
+        ValueError: a row that is drawn holds NaN or +inf, or allows no token.
     """
     tokens = logits.argmax(dim=-1)
     drawn = [place for place, row in enumerate(rows) if row.request.params.temperature > 0]
     if drawn:
         where = torch.tensor(drawn, device=logits.device)
         uniforms = [uniform(rows[place].request.params.seed, rows[place].step) for place in drawn]
-        tokens[where] = draw(distribution(logits[where], [rows[place] for place in drawn]), uniforms)
+        tokens[where] = draw_rows(logits[where], [rows[place] for place in drawn], uniforms)
     chosen: list[int] = tokens.tolist()
+    if min(chosen, default=0) < 0:
+        raise ValueError(f"logits row {chosen.index(min(chosen))} holds NaN or +inf, or allows no token")
     return chosen
 
 

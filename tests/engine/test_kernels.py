@@ -22,10 +22,14 @@ from solutions.engine.attention import PagedAttention
 from solutions.engine.back_end import make_runner
 from solutions.engine.cuda_graphs import Again
 from solutions.engine.kv_formats import kv_format
+from solutions.engine.kv_manager import KVManager
 from solutions.engine.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.loading import load_decoder
 from solutions.engine.padded_decoding import PaddedDecoding
+from solutions.engine.request import Request
+from solutions.engine.sampler import Row, draw_filtered, sample
+from solutions.engine.sampling_params import SamplingParams
 from tests.engine.decode_case import Memory, decode_step
 from tests.engine.test_engine import PROMPTS, SETTINGS
 from tests.engine.test_models import (  # noqa: F401
@@ -168,9 +172,8 @@ def test_what_does_not_fit_together_is_refused() -> None:
             paged_attention(q, keys, values, tables, firsts, counts, lengths, most, **wrong)
 
 
-@pytest.mark.parametrize("name", ["llama", WINDOWED])
-def test_logits_of_pieces_decodes_and_drafts(get_family: GetFamily, interpreted: None, name: str) -> None:  # noqa: F811
-    family = get_family(name)
+def test_logits_of_pieces_decodes_and_drafts(get_family: GetFamily, interpreted: None) -> None:  # noqa: F811
+    family = get_family(WINDOWED)
     texts = [text_of(length, seed) for seed, length in enumerate((6, 21, 13))]
     reading = Reading(family.model, texts, [4, 15, 1])
     pool = poisoned_pool(family.model, 64)
@@ -186,12 +189,11 @@ def test_logits_of_pieces_decodes_and_drafts(get_family: GetFamily, interpreted:
     check_close("logits", got, want, plain=plain, scale=float(want.abs().max()), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("name", ["llama", WINDOWED])
-def test_padded_steps_on_kernels(get_family: GetFamily, interpreted: None, name: str) -> None:  # noqa: F811
+def test_padded_steps_on_kernels(get_family: GetFamily, interpreted: None) -> None:  # noqa: F811
     from solutions.engine.kernel_attention import KernelDecodeAttention
     from solutions.engine.kernels.row_kernels import KernelRows
 
-    family = get_family(name)
+    family = get_family(WINDOWED)
     model, exact = family.model, load_decoder(family.folder, torch.float64)
     memory, true_memory = Memory(model), Memory(exact)
     on_kernels = model.with_rows(KernelRows(model.dtype, model.device))
@@ -209,11 +211,38 @@ def test_padded_steps_on_kernels(get_family: GetFamily, interpreted: None, name:
     assert {(bucket.rows, bucket.width) for bucket in decoding._recorded} == {(4, 12), (1, 12)}
 
 
-def test_answers_on_kernels(make_engine: Any, interpreted: None) -> None:
+@pytest.mark.parametrize("way", ["kernels", "twins"])
+def test_answers_on_kernels(request: pytest.FixtureRequest, make_engine: Any, way: str) -> None:
     limits = dict(token_budget=12, max_running=4, block_size=4)
-    prompts, settings = PROMPTS[1:], SETTINGS[1:]
+    prompts, settings = PROMPTS, SETTINGS
+    if way == "kernels":  # an interpreter takes long to draw from a large vocabulary
+        request.getfixturevalue("interpreted")
+        prompts, settings = PROMPTS[:2], [replace(SETTINGS[0], max_tokens=4)] * 2
     plain, kernels = (make_engine(**limits, attention=one).generate(prompts, settings) for one in ("torch", "triton"))
     assert [several[0].tokens for several in kernels] == [several[0].tokens for several in plain]
+
+
+def test_tokens_are_drawn_as_by_lab_07(interpreted: None) -> None:
+    from solutions.engine.kernels.fused_draw import draw_fused
+
+    chance = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(15, 97, generator=chance)
+    logits[:, ::5] = -torch.inf
+    uniforms = torch.rand(len(logits), generator=chance, dtype=torch.float64).tolist()
+    uniforms[0] = 1 - 2**-53  # rounds to 1 in float32
+    kinds = [dict(), dict(top_k=7), dict(top_p=0.8), dict(min_p=0.1), dict(top_k=20, top_p=0.9, min_p=0.05)]
+    rows = []
+    for place in range(len(logits)):
+        params = SamplingParams(temperature=0.5 + place % 3, **kinds[place % len(kinds)])
+        request = Request(str(place), (1,), params, KVManager(1, 4).new_table())
+        rows.append(Row(place, request))
+    assert draw_fused(logits, rows, uniforms).tolist() == draw_filtered(logits, rows, uniforms).tolist()
+    broken = logits.clone()
+    broken[3, 1], broken[5] = torch.nan, -torch.inf
+    with pytest.raises(ValueError, match="logits row 3 holds NaN"):
+        sample(broken, rows, draw_fused)
+    with pytest.raises(ValueError, match="logits row 3 holds NaN"):
+        sample(broken, rows)
 
 
 def test_kernels_are_taken_where_they_can_be_had(get_family: GetFamily) -> None:  # noqa: F811
