@@ -71,6 +71,7 @@ class DraftTree:
                 raise ValueError(f"parents[{index}] must be -1 or the index of an earlier token, got {parent!r}")
 
 
+@runtime_checkable
 class TreeDrafter(Protocol):
     """Guesses several continuations of a text at once."""
 

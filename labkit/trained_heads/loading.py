@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -16,13 +16,24 @@ from safetensors.torch import save as write_safetensors
 from torch import Tensor
 
 from labkit.config import ModelConfig
-from labkit.decoder import Decoder
 from labkit.trained_heads.packing import pack, unpack
 
 FOLDER = Path(__file__).parent
 HEADS = ("draft", "medusa", "eagle", "eagle3", "mtp")
 CARD = "card.json"
 TRAINING_COMMAND = "python -m solutions.speculative.train"
+
+
+class HeadTarget(Protocol):
+    """What a head takes of its target, such as a `labkit.decoder.Decoder`."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its sizes."""
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """At least embeddings and output matrix, under their Hugging Face names."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ def describe_head(name: str, more: Mapping[str, Any], folder: Path = FOLDER) -> 
     _write_card({**card, name: {**card[name], **more}}, folder)
 
 
-def load_head(name: str, target: Decoder, folder: Path = FOLDER) -> TrainedHead:
+def load_head(name: str, target: HeadTarget, folder: Path = FOLDER) -> TrainedHead:
     """A trained head, ready to draft for its target.
 
     Args:
@@ -153,8 +164,8 @@ def _write_card(entries: Mapping[str, Any], folder: Path) -> None:
     (folder / CARD).write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def output_matrix(target: Decoder) -> Tensor:
-    """What a decoder's head multiplies by, `[vocab_size, hidden]`."""
+def output_matrix(target: HeadTarget) -> Tensor:
+    """What a model's head multiplies by, `[vocab_size, hidden]`."""
     return target.weights["model.embed_tokens.weight" if target.config.tie_embeddings else "lm_head.weight"]
 
 

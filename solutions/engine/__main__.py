@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated, NoReturn
 
 import typer
@@ -13,6 +14,7 @@ from labkit.checkpoints.errors import CheckpointError
 from labkit.tokenizer import Message
 
 from . import PARTS
+from .bandwidth import decode_speed, where
 from .engine import Engine, EngineConfig
 from .load import random_load, run_load
 from .sampling_params import SamplingParams
@@ -30,6 +32,12 @@ Weights = Annotated[
     str, typer.Option("--weights", help="fp32, bf16, fp16, stored (a checkpoint's own codes), int4, int8, q4_1, nf4, …")
 ]
 KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help="fp32, bf16, fp16, int8 or fp8")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; a GPU if there is one")]
+Attend = Annotated[str | None, typer.Option("--attention", help="torch or triton; kernels where they can be had")]
+Graphs = Annotated[
+    bool | None, typer.Option("--cuda-graphs/--no-cuda-graphs", help="replay decode steps; on a GPU where possible")
+]
+Compile = Annotated[bool, typer.Option("--compile", help="let torch compile decode steps")]
 Blocks = Annotated[int, typer.Option("--blocks", min=1, help="blocks of 16 tokens in the KV pool")]
 
 
@@ -43,9 +51,13 @@ def generate(
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 512,
+    device: Device = None,
+    attention: Attend = None,
+    cuda_graphs: Graphs = None,
+    compile: Compile = False,
 ) -> None:
     """Continue texts."""
-    engine = _engine(model, speculate, blocks, weights, kv_dtype)
+    engine = _engine(model, speculate, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
     try:
         answers = engine.generate(prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens))
     except ValueError as error:
@@ -63,9 +75,13 @@ def chat(
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 512,
+    device: Device = None,
+    attention: Attend = None,
+    cuda_graphs: Graphs = None,
+    compile: Compile = False,
 ) -> None:
     """Talk to the model; an empty line or Ctrl-D ends it."""
-    engine = _engine(model, speculate, blocks, weights, kv_dtype)
+    engine = _engine(model, speculate, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
     messages: list[Message] = []
     while True:
         try:
@@ -96,6 +112,10 @@ def serve(
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 1024,
+    device: Device = None,
+    attention: Attend = None,
+    cuda_graphs: Graphs = None,
+    compile: Compile = False,
 ) -> None:
     """Serve the OpenAI API; Ctrl-C finishes what is being answered, then stops."""
     # Imported here: the other commands need no server.
@@ -103,7 +123,7 @@ def serve(
 
     from .server import ServerConfig, make_app
 
-    engine = _engine(model, speculate, blocks, weights, kv_dtype)
+    engine = _engine(model, speculate, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
     config = ServerConfig(model, api_key, max_concurrent=max_concurrent, patience=patience)
     _console.print(f"{model} at http://{host}:{port}/v1")
     uvicorn.run(make_app(engine, config), host=host, port=port, log_level="warning",
@@ -125,9 +145,13 @@ def bench(
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 1024,
+    device: Device = None,
+    attention: Attend = None,
+    cuda_graphs: Graphs = None,
+    compile: Compile = False,
 ) -> None:
     """Serve a random load, and tell what its requests waited for."""
-    engine = _engine(model, speculate, blocks, weights, kv_dtype)
+    engine = _engine(model, speculate, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
     try:
         arrivals = random_load(requests, rate, num_input, num_output, shared, engine.tokenizer.vocab_size, seed)
         with _console.status(f"serving {requests} requests …"):
@@ -146,6 +170,26 @@ def bench(
         f"(TTFT within {slo_ttft:g} s and TPOT within {slo_tpot:g} s), cache hits {engine.metrics.cache_hit_rate:.0%}, "
         f"{engine.metrics.num_preemptions} preemptions"
     )
+    if not speculate:
+        _print_decode_speed(engine, num_input)
+
+
+def _print_decode_speed(engine: Engine, num_prompt: int) -> None:
+    """How near decoding of one request comes to what reading weights and keys allows."""
+    try:
+        with _console.status("decoding alone …"):
+            speed = decode_speed(engine, num_prompt, num_steps=16)
+    except ValueError as error:
+        _console.print(f"decoding alone was not measured: {_plain(str(error))}", soft_wrap=True)
+        return
+    if speed is None:
+        _console.print("decoding alone: nobody can say how many bytes codes or experts take, so no share of a bound")
+        return
+    _console.print(
+        f"decoding alone {1 / speed.seconds:.1f} tokens/s, {speed.share:.0%} of what the memory allows: a token reads "
+        f"{speed.num_bytes / 1e6:.0f} MB, at {speed.bandwidth / 1e9:.1f} GB/s ({where(engine.device.type)})",
+        soft_wrap=True,
+    )
 
 
 def _show_parts() -> None:
@@ -162,12 +206,20 @@ def _show_parts() -> None:
     _console.print(table)
 
 
-def _engine(model: str, speculate: bool, blocks: int, weights: str, kv_dtype: str | None) -> Engine:
+def _on(device: str | None, attention: str | None, cuda_graphs: bool | None, compile: bool) -> EngineConfig:
+    """A configuration that says by what steps are computed, and nothing else."""
+    return EngineConfig(device=device, attention=attention, cuda_graphs=cuda_graphs, compile=compile)
+
+
+def _engine(
+    model: str, speculate: bool, blocks: int, weights: str, kv_dtype: str | None, back_end: EngineConfig
+) -> Engine:  # fmt: skip
     # Prompt lookup is lab 14's; only those who speculate need it.
     from solutions.speculative.ngram import NgramDrafter
 
-    config = EngineConfig(
-        SchedulerConfig(max_context=8192),
+    config = replace(
+        back_end,
+        scheduler=SchedulerConfig(max_context=8192),
         num_blocks=blocks,
         speculation=SpeculationConfig(NgramDrafter) if speculate else None,
         weights=weights,

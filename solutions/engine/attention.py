@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solutions.speculative.tree import ancestor_mask
+
 from .kv_pool import KVPool
 from .models.packed_attention import LatentMaps
 from .step import Work
@@ -60,7 +62,7 @@ class PagedAttention:
 
     def __init__(self, pool: KVPool, work: tuple[Work, ...]) -> None:
         self._pool = pool
-        self._slots = torch.tensor([slot for one in work for slot in one.slots])
+        self.slots = torch.tensor([slot for one in work for slot in one.slots])
         self._long: list[tuple[int, Work]] = []
         self._short: list[tuple[int, Work]] = []
         first = 0
@@ -73,7 +75,7 @@ class PagedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
         """See `PackedAttention`."""
-        self._pool.write(layer, self._slots, k, v)
+        self._pool.write(layer, self.slots, k, v)
         singles, pieces = self._view(window)
         if singles is not None and not pieces:  # every row is a single, and they stand in order
             return _attend_one(q, *self._read(layer, singles), singles.mask)
@@ -87,7 +89,7 @@ class PagedAttention:
 
     def latent(self, layer: int, q: Tensor, latents: Tensor, maps: LatentMaps) -> Tensor:
         """See `PackedAttention`: few queries go to the latents, for many keys and values are made of the latents."""
-        self._pool.write(layer, self._slots, latents)
+        self._pool.write(layer, self.slots, latents)
         singles, pieces = self._view(None)
         out = q.new_empty(*q.shape[:2], maps.v_head_dim)
         if singles is not None:
@@ -125,19 +127,24 @@ class PagedAttention:
             [*one.blocks[skip:], *one.blocks[:1] * (most - len(one.blocks) + skip)]
             for (_, one), skip in zip(self._short, skipped, strict=True)
         ])  # fmt: skip
-        ends = torch.tensor([one.end for _, one in self._short])[:, None]
-        positions = torch.tensor(skipped)[:, None] * size + torch.arange(most * size)
+        # On the host, wherever the pool lies: finding what is stale would wait for a device.
+        ends = torch.tensor([one.end for _, one in self._short], device="cpu")[:, None]
+        positions = torch.tensor(skipped, device="cpu")[:, None] * size + torch.arange(most * size, device="cpu")
         behind = positions >= ends
         hidden = behind if window is None else behind | (positions < ends - window)
-        return _Singles(tables, most * size, behind.flatten().nonzero()[:, 0], _mask(hidden)[:, None, None])
+        stale, mask = (one.to(tables.device) for one in (behind.flatten().nonzero()[:, 0], _mask(hidden)))
+        return _Singles(tables, most * size, stale, mask[:, None, None])
 
     def _piece(self, first: int, one: Work, window: int | None) -> _Piece:
         size, count = self._pool.block_size, len(one.tokens)
         skip = _blocks_before(one.start, window, size)
-        keys, queries = torch.arange(skip * size, one.end), torch.arange(one.start, one.end)[:, None]
+        keys = torch.tensor([*range(skip * size, one.start), *one.positions])
+        queries = keys[-count:, None]
         visible = None
-        if one.start > 0 or window is not None:
+        if one.start > 0 or window is not None or one.parents:
             visible = keys <= queries
+        if one.parents:
+            visible[-one.num_drafts :, -one.num_drafts :] = ancestor_mask(one.parents).to(keys.device)
         if window is not None:
             visible &= keys > queries - window
         return _Piece(slice(first, first + count), _run(one.blocks[skip:]), len(keys), visible)
@@ -168,7 +175,7 @@ def _run(blocks: tuple[int, ...]) -> Blocks:
 
 def _mask(hidden: Tensor) -> Tensor:
     """What attention adds to scores, made once for all layers."""
-    return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
 def _attend_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:

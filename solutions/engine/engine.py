@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 import torch
@@ -14,19 +15,23 @@ from torch import Tensor
 from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
 
+from .back_end import choose_device, make_runner
 from .detokenizer import TextStream
+from .drafters import NamedDrafters
+from .features import FeaturePool
 from .grammar import Constraint, GrammarCompiler, Matcher
+from .judging import Verdict
 from .kv_formats import kv_format
 from .kv_manager import KVManager
 from .kv_pool import KVPool
 from .metrics import Metrics
-from .model_runner import ModelRunner
+from .models.blocks import Decoder
 from .models.loading import LoadedModel
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
-from .sampler import Row, adjust_logits, distribution, logprob_of, sample
+from .sampler import Row, adjust_logits, distribution, logprobs_of, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerConfig
-from .speculation import SpeculationConfig, Speculator, accept_matching
+from .speculation import SpeculationConfig, Speculator
 from .step import Step
 from .weights.loading import load
 from .weights.packing import Packing
@@ -47,7 +52,11 @@ class EngineConfig:
         weights: how they are held, a name in `weights.formats`; a `LoadedModel` keeps its own.
         packing: how quantized ones run.
         kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8" or "fp8"; None for the model's type.
-        speculation: who drafts; None for plain decoding.
+        speculation: who drafts: a name in `speculation.DRAFTERS`, or more to say about it; None for plain decoding.
+        device: "cpu" or "cuda"; None means a GPU if there is one. A model that is loaded already stays where it is.
+        attention: "torch" or "triton"; see `back_end.make_runner`, as for all that follows.
+        cuda_graphs: whether steps in which all decode are recorded, and replayed in one launch.
+        compile: whether such steps are compiled by torch.
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -58,7 +67,11 @@ class EngineConfig:
     weights: str = "fp32"
     packing: Packing = field(default_factory=Packing)
     kv_dtype: str | None = None
-    speculation: SpeculationConfig | None = None
+    speculation: SpeculationConfig | str | None = None
+    device: str | None = None
+    attention: str | None = None
+    cuda_graphs: bool | None = None
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,12 @@ class Engine:
 
     def __init__(self, model: str | Model | LoadedModel, config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
-        loaded = model if isinstance(model, LoadedModel) else load(model, config.weights, config.packing)
+        if isinstance(model, LoadedModel):
+            loaded, lies_on = model, model.model.device.type
+            if config.device not in (None, lies_on):
+                raise ValueError(f"device is {config.device!r}, and the model was loaded to {lies_on!r}")
+        else:
+            loaded = load(model, config.weights, config.packing, choose_device(config.device))
         context = min(config.scheduler.max_context, loaded.model.max_context)
         self.config = replace(config, scheduler=replace(config.scheduler, max_context=context))
         self.tokenizer = loaded.tokenizer
@@ -120,10 +138,15 @@ class Engine:
         self._scheduler = Scheduler(self.config.scheduler, self._memory)
         pool = KVPool(
             loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks, loaded.model.dtype,
-            kv_format(config.kv_dtype, loaded.model.dtype),
+            kv_format(config.kv_dtype, loaded.model.dtype), loaded.model.device, scratch=True,
         )  # fmt: skip
-        self._runner = ModelRunner(loaded.model, pool)
-        self._speculator = Speculator(config.speculation, self._vocab_size) if config.speculation is not None else None
+        self._weight_bytes = loaded.model.num_bytes_read if loaded.model.is_static else None
+        self._token_bytes = pool.num_bytes_per_token
+        self._speculator, features = self._speculation(config, loaded.model)
+        self._runner = make_runner(
+            loaded.model, pool, config.scheduler.max_running, context, features, attention=config.attention,
+            cuda_graphs=config.cuda_graphs, compile=config.compile,
+        )  # fmt: skip
         self._answers: dict[Request, _Answer] = {}
         self._groups: dict[str, list[Request]] = {}
         self._grammars: GrammarCompiler | None = None
@@ -133,6 +156,22 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return not self._scheduler.is_idle
+
+    @property
+    def device(self) -> torch.device:
+        """Where steps are computed."""
+        return self._runner.device
+
+    def decode_bytes(self, length: int) -> int | None:
+        """Bytes that a step has to read to give one request its next token.
+
+        Args:
+            length: tokens of its text.
+
+        Returns:
+            None if weights are codes, or a router chooses among them.
+        """
+        return None if self._weight_bytes is None else self._weight_bytes + length * self._token_bytes
 
     @property
     def num_running(self) -> int:
@@ -220,9 +259,11 @@ class Engine:
         masks = self._begin_masks(step)
         logits = self._runner.run(step)
         rows = self._rows(step)
-        emitted = self._draw(logits, rows, masks) if rows else {}
-        reports = self._reports(logits, rows, emitted)
-        self._scheduler.commit(step, emitted)
+        verdicts = self._draw(logits, rows, masks) if rows else {}
+        emitted = {request: list(verdict.tokens) for request, verdict in verdicts.items()}
+        paths = {request: verdict.path for request, verdict in verdicts.items()}
+        reports = self._reports(logits, [row for row in rows if row.node in (-1, *paths[row.request])], emitted)
+        self._runner.keep(self._scheduler.commit(step, emitted, paths))
         return [self._advance(request, tokens, reports.get(request, ())) for request, tokens in emitted.items()]
 
     def generate(
@@ -268,6 +309,20 @@ class Engine:
         assert not self.has_work, "the engine is at work"
         self._memory.check_idle()
 
+    def _speculation(self, config: EngineConfig, model: Decoder) -> tuple[Speculator | None, FeaturePool | None]:
+        """Who drafts, and where what it reads of the model is kept."""
+        wanted = config.speculation
+        if wanted is None:
+            return None, None
+        if isinstance(wanted, str):
+            wanted = SpeculationConfig(wanted)
+        if not isinstance(wanted.drafter, str):
+            make = wanted.drafter
+            return Speculator(lambda request: make(), wanted.num_drafts, self._vocab_size), None
+        sizes = config.num_blocks, config.block_size, config.num_host_blocks
+        named = NamedDrafters(wanted, model, *sizes, lambda: self.num_running)
+        return Speculator(named, wanted.num_drafts, self._vocab_size), named.features
+
     def _matcher(self, constraint: Constraint | None) -> Matcher | None:
         """Follows one answer; the vocabulary is made ready for it when the first constraint comes."""
         if constraint is None:
@@ -281,7 +336,9 @@ class Engine:
         rows, index = list[Row](), 0
         for work in step.work:
             if work.gives_token:
-                rows += [Row(index + i, work.request, work.drafts[:i]) for i in range(work.num_drafts + 1)]
+                for node, path in enumerate(work.paths, start=-1):
+                    drafts = tuple(work.drafts[i] for i in path)
+                    rows.append(Row(index + node + 1, work.request, drafts, node))
                 # Samples of one prompt start from the same logits, each with its own random numbers.
                 rows += [Row(index, one) for one in work.request.siblings if one.status is not Status.FINISHED]
             index += work.num_rows
@@ -294,44 +351,66 @@ class Engine:
             for request in (work.request, *work.request.siblings) if work.gives_token else ():
                 matcher = self._answers[request].matcher if request in self._answers else None
                 if matcher is not None:
-                    masks[request] = matcher.begin_masks(work.drafts if request is work.request else ())
+                    own = request is work.request
+                    masks[request] = matcher.begin_masks(work.drafts, work.parents) if own else matcher.begin_masks(())
         return masks
 
-    def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, list[int]]:
-        """The tokens that each request grows by."""
-        adjusted = adjust_logits(logits[[row.index for row in rows]], rows)
-        for place, row in enumerate(rows):
-            if row.request in masks:
-                allowed = masks[row.request].result()[len(row.drafts)]
-                # Behind a draft that the grammar forbids nothing is allowed, and nothing will be read either.
-                if bool(allowed.any()):
-                    adjusted[place].masked_fill_(~allowed, -torch.inf)
-        drawn = sample(adjusted, rows)
+    def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, Verdict]:
+        """The tokens that each request grows by, and which drafts are among them."""
+        adjusted = adjust_logits(logits[self._indices([row.index for row in rows])], rows)
+        allowed = {
+            place: masks[row.request].result()[row.node + 1]
+            for place, row in enumerate(rows)
+            if row.request in masks
+        }
+        # Behind a draft that the grammar forbids nothing is allowed, and nothing will be read either.
+        allowed = {place: mask for place, mask in allowed.items() if bool(mask.any())}
+        if allowed:
+            forbidden = ~torch.stack(list(allowed.values())).to(adjusted.device)
+            constrained = self._indices(list(allowed))
+            adjusted[constrained] = adjusted[constrained].masked_fill(forbidden, -torch.inf)
+        drawn = sample(adjusted, rows, self._runner.draw)
         places: dict[Request, list[int]] = {}
         for place, row in enumerate(rows):
             places.setdefault(row.request, []).append(place)
-        emitted = {}
+        verdicts = {}
         for request, own in places.items():
-            drafts = rows[own[-1]].drafts
-            if drafts and self._speculator is not None and self._speculator.draws(request):
-                p = distribution(adjusted[own], [rows[place] for place in own])
-                emitted[request] = self._speculator.judge(request, p, drafts)
-            else:
-                emitted[request] = accept_matching([drawn[place] for place in own], drafts)
-            self.metrics.num_accepted_tokens += len(emitted[request]) - 1
-        return emitted
+            if self._speculator is None:
+                verdicts[request] = Verdict((drawn[own[0]],))
+                continue
+            if len(own) > 1:
+                self._speculator.observe(request, logits[self._indices([rows[place].index for place in own])])
+            verdicts[request] = self._speculator.judge(
+                request, [drawn[place] for place in own], partial(self._distributions, adjusted, rows, own)
+            )
+            self.metrics.num_accepted_tokens += len(verdicts[request].path)
+        return verdicts
+
+    def _distributions(self, logits: Tensor, rows: list[Row], places: list[int]) -> Tensor:
+        """What some of the rows are drawn from; drafts of chance are judged on the host."""
+        return distribution(logits[self._indices(places)], [rows[place] for place in places]).cpu()
 
     def _reports(
         self, logits: Tensor, rows: list[Row], emitted: dict[Request, list[int]]
     ) -> dict[Request, list[TokenLogprob]]:
         """What is to be told of the new tokens, for those that asked."""
+        told = [
+            (row, wanted)
+            for row in rows
+            if (wanted := row.request.params.logprobs) is not None and len(row.drafts) < len(emitted[row.request])
+        ]
         reports: dict[Request, list[TokenLogprob]] = {}
-        for row in rows:
-            wanted, tokens = row.request.params.logprobs, emitted[row.request]
-            if wanted is not None and len(row.drafts) < len(tokens):
-                report = logprob_of(logits[row.index], tokens[len(row.drafts)], wanted)
+        if told:
+            own = logits[self._indices([row.index for row, _ in told])]
+            tokens = [emitted[row.request][len(row.drafts)] for row, _ in told]
+            found = logprobs_of(own, tokens, [wanted for _, wanted in told])
+            for (row, _), report in zip(told, found, strict=True):
                 reports.setdefault(row.request, []).append(report)
         return reports
+
+    def _indices(self, values: list[int]) -> Tensor:
+        """Where to look in tensors of the device."""
+        return torch.tensor(values, device=self.device)
 
     def _advance(self, request: Request, tokens: Sequence[int], reports: Sequence[TokenLogprob]) -> Progress:
         """Takes a request's new tokens into its text, and ends it where it must end."""

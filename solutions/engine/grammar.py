@@ -96,26 +96,33 @@ class Matcher:
         self._vocab_size = vocab_size
         self._threads = threads
 
-    def begin_masks(self, drafts: Sequence[int]) -> Future[Tensor]:
+    def begin_masks(self, drafts: Sequence[int], parents: Sequence[int] = ()) -> Future[Tensor]:
         """Starts to compute the masks of a step beside the forward pass; see `masks`."""
-        return self._threads.submit(self.masks, list(drafts))
+        return self._threads.submit(self.masks, list(drafts), list(parents))
 
-    def masks(self, drafts: Sequence[int]) -> Tensor:
-        """What may follow the answer, and the answer with one draft more each: bool `[drafts + 1, vocab_size]`.
+    def masks(self, drafts: Sequence[int], parents: Sequence[int] = ()) -> Tensor:
+        """What may follow the answer, then the answer with each of the drafts: bool `[drafts + 1, vocab_size]`.
 
         Behind a draft that the grammar forbids nothing is allowed: it is never reached.
+
+        Args:
+            drafts: their ids.
+            parents: for each the index of the one that it follows, -1 for the answer itself; empty for a line.
         """
         masks = torch.zeros(len(drafts) + 1, self._vocab_size, dtype=torch.bool)
-        consumed = 0
-        for place in range(len(drafts) + 1):
-            masks[place] = self._mask()
-            if place == len(drafts) or self._matcher.is_stopped() or not masks[place, drafts[place]]:
-                break
-            if not self._matcher.consume_token(drafts[place]):
-                break
-            consumed += 1
-        if consumed:
-            self._matcher.rollback(consumed)
+        children: dict[int, list[int]] = {}
+        for index, parent in enumerate(parents or range(-1, len(drafts) - 1)):
+            children.setdefault(parent, []).append(index)
+
+        def visit(node: int) -> None:
+            masks[node + 1] = self._mask()
+            for child in children.get(node, []):
+                token = drafts[child]
+                if masks[node + 1, token] and not self._matcher.is_stopped() and self._matcher.consume_token(token):
+                    visit(child)
+                    self._matcher.rollback(1)
+
+        visit(-1)
         return masks
 
     def accept(self, tokens: Sequence[int]) -> None:

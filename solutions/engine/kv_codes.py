@@ -59,4 +59,5 @@ class Fp8KV:
     def decode(self, *stored: Tensor) -> Tensor:
         """See `KVFormat`."""
         codes, scale = stored
+        self._numbers = self._numbers.to(codes.device)  # once
         return (self._numbers[codes.int()] * scale).to(self._computed)

@@ -38,6 +38,14 @@ class Move:
     target: int
 
 
+@dataclass(frozen=True)
+class SlotMove:
+    """One token's keys and values, to be copied from slot to slot after a step: a draft that was accepted moves up."""
+
+    source: int
+    target: int
+
+
 class KVManager:
     """Blocks of the pool and of host memory, and all their owners.
 
@@ -116,6 +124,10 @@ class KVManager:
     def fits(self, request: Request, count: int) -> bool:
         """Whether a request could have `count` more tokens now."""
         return request.table.capacity >= request.table.length + count
+
+    def room(self, request: Request, spared: int) -> int:
+        """How many more tokens a request could have now, so many blocks left to others; may be negative."""
+        return request.table.capacity - request.table.length - spared * self.block_size
 
     def reserve(self, request: Request, count: int) -> tuple[list[int], list[Move]]:
         """Slots for `count` more tokens, and the block that must be copied first if others own it.

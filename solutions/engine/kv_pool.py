@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .kv_formats import KVFormat, PlainKV
-from .kv_manager import Move, MoveKind
+from .kv_manager import Move, MoveKind, SlotMove
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,44 @@ class KVPool:
         num_host_blocks: blocks in host memory, for requests that are swapped out.
         dtype: type of the stored numbers.
         kv_format: how they are stored if not in that type.
+        device: where the blocks lie.
+        scratch: adds a block that has no id, for rows that only fill a batch up to write to.
     """
 
     def __init__(
         self, kv_shape: KVShape, num_blocks: int, block_size: int, num_host_blocks: int = 0,
-        dtype: torch.dtype = torch.float32, kv_format: KVFormat | None = None,
+        dtype: torch.dtype = torch.float32, kv_format: KVFormat | None = None, device: torch.device | str = "cpu",
+        scratch: bool = False,
     ) -> None:  # fmt: skip
         self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.device = torch.device(device)
+        self.scratch_slot = num_blocks * block_size if scratch else None
         self._format = kv_format or PlainKV(dtype, dtype)
         # Parts side by side, tokens before heads: a token is written in one piece, a block is one range.
         # What a format stores of a number, such as its code and its scale, lies in planes of one arrangement.
         outer, inner = (kv_shape.num_layers, kv_shape.num_parts), (block_size, kv_shape.num_heads)
         widths = self._format.widths(kv_shape.head_dim)
-        self._planes = [torch.zeros((*outer, num_blocks, *inner, width), dtype=kind) for width, kind in widths]
-        self._host = [torch.zeros((*outer, num_host_blocks, *inner, width), dtype=kind) for width, kind in widths]
+        self._planes = [
+            torch.zeros((*outer, num_blocks + scratch, *inner, width), dtype=kind, device=self.device)
+            for width, kind in widths
+        ]
+        # A GPU copies from and to pinned memory by itself.
+        pinned = self.device.type == "cuda"
+        self._host = [
+            torch.zeros((*outer, num_host_blocks, *inner, width), dtype=kind, device="cpu", pin_memory=pinned)
+            for width, kind in widths
+        ]
 
     @property
     def num_bytes(self) -> int:
         """Memory of the pool, host memory not counted."""
         return sum(plane.numel() * plane.element_size() for plane in self._planes)
+
+    @property
+    def num_bytes_per_token(self) -> int:
+        """Memory of one token in all layers."""
+        return sum(plane[:, :, 0, 0].numel() * plane.element_size() for plane in self._planes)
 
     def write(self, layer: int, slots: Tensor, *parts: Tensor) -> None:
         """Stores new tokens.
@@ -88,6 +107,15 @@ class KVPool:
             for memories in zip(*(plane[layer] for plane in self._planes), strict=True)
         )
 
+    def parts(self, layer: int) -> tuple[Tensor, ...] | None:
+        """A layer's parts as they lie, for kernels that follow block tables themselves.
+
+        Returns:
+            For each part `[blocks, block_size, heads, head_dim]`; None if what is stored has to be decoded first.
+        """
+        is_plain = isinstance(self._format, PlainKV) and self._format.stored == self._format.computed
+        return tuple(self._planes[0][layer]) if is_plain else None
+
     def move(self, moves: Sequence[Move]) -> None:
         """Makes the moves of a step, in order."""
         for kind, group in groupby(moves, key=lambda move: move.kind):
@@ -99,10 +127,17 @@ class KVPool:
             pairs = list(group)
             sources, targets = [move.source for move in pairs], [move.target for move in pairs]
             for plane, host in zip(self._planes, self._host, strict=True):
-                if kind is MoveKind.OUT:
-                    host[:, :, targets] = plane[:, :, sources]
-                else:
-                    plane[:, :, targets] = host[:, :, sources]
+                origin, goal = (plane, host) if kind is MoveKind.OUT else (host, plane)
+                moved = origin[:, :, torch.tensor(sources, device=origin.device)].to(goal.device)
+                goal[:, :, torch.tensor(targets, device=goal.device)] = moved
+
+    def move_slots(self, moves: Sequence[SlotMove]) -> None:
+        """Copies single tokens; all are read before one is written."""
+        sources = torch.tensor([move.source for move in moves], device=self.device)
+        targets = torch.tensor([move.target for move in moves], device=self.device)
+        for plane in self._planes:
+            slots = plane.flatten(2, 3)
+            slots[:, :, targets] = slots[:, :, sources]
 
 
 def _take(memory: Tensor, blocks: Tensor | slice) -> Tensor:

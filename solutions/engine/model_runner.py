@@ -2,49 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .attention import PagedAttention
+from .features import FeaturePool
+from .kv_manager import SlotMove
 from .kv_pool import KVPool
+from .models.blocks import Record
 from .models.packed_attention import PackedAttention
-from .step import Step
+from .padded_decoding import PaddedDecoding
+from .sampler import Draw, draw_filtered
+from .step import Step, Work
 
 
 class PackedModel(Protocol):
     """A model over tokens of many requests laid end to end; see `models.blocks.Decoder`."""
 
-    def __call__(self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor) -> Tensor:
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor, record: Record | None = None
+    ) -> Tensor:
         """Logits `[rows, vocab_size]`."""
 
 
+class StepAttention(PackedAttention, Protocol):
+    """Attention that knows where the tokens of a step go."""
+
+    slots: Tensor
+
+
 class ModelRunner:
-    """Runs steps.
+    """Runs steps, where the pool lies.
 
     Args:
         model: what computes.
         pool: where keys and values lie.
+        features: where hidden states go that drafters read; None if nobody does.
+        attend: makes the attention of a step.
+        decoding: computes the steps that it takes, which are pure decodes; None leaves it all to the one way.
+        draw: how tokens are drawn from the logits of a step.
     """
 
-    def __init__(self, model: PackedModel, pool: KVPool) -> None:
+    def __init__(
+        self, model: PackedModel, pool: KVPool, features: FeaturePool | None = None,
+        attend: Callable[[KVPool, tuple[Work, ...]], StepAttention] = PagedAttention,
+        decoding: PaddedDecoding | None = None, draw: Draw = draw_filtered,
+    ) -> None:  # fmt: skip
         self._model = model
         self._pool = pool
+        self._features = features
+        self._attend = attend
+        self._decoding = decoding
+        self.draw = draw
+
+    @property
+    def device(self) -> torch.device:
+        """Where steps are computed."""
+        return self._pool.device
 
     @torch.inference_mode()
     def run(self, step: Step) -> Tensor:
         """Computes a step.
 
         Returns:
-            Logits `[rows, vocab_size]`, in the order of the step's work, for each as many rows as it wants.
+            Logits `[rows, vocab_size]`, in the order of the step's work, for each as many rows as it wants. The next
+            step may overwrite them.
         """
         self._pool.move(step.moves)
-        tokens = torch.tensor([token for work in step.work for token in work.tokens])
-        positions = torch.cat([torch.arange(work.start, work.end) for work in step.work])
+        if self._features is not None:
+            self._features.move(step.moves)
+        if self._decoding is not None and self._decoding.takes(step):
+            return self._decoding.run(step)
         rows, end = list[int](), 0
         for work in step.work:
             end += len(work.tokens)
             rows += range(end - work.num_rows, end)
-        attend = PagedAttention(self._pool, step.work)
-        return self._model(tokens, positions, attend, torch.tensor(rows, dtype=torch.int64))
+        # What is made of numbers on the way is made where it is needed. On a CPU it is there anyway.
+        with self.device if self.device.type != "cpu" else nullcontext():
+            tokens = torch.tensor([token for work in step.work for token in work.tokens])
+            positions = torch.tensor([position for work in step.work for position in work.positions])
+            attend = self._attend(self._pool, step.work)
+            record = None if self._features is None else partial(self._features.write, attend.slots)
+            return self._model(tokens, positions, attend, torch.tensor(rows, dtype=torch.int64), record)
+
+    @torch.inference_mode()
+    def keep(self, moves: Sequence[SlotMove]) -> None:
+        """Lets drafts that were accepted move up behind their texts."""
+        if moves:
+            self._pool.move_slots(moves)
+            if self._features is not None:
+                self._features.move_slots(moves)

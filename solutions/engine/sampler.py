@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +23,13 @@ class Row:
         index: of the row.
         request: whose settings count. Several requests may read one row: samples of a prompt start from the same.
         drafts: tokens that stand between what is known of the request and this row.
+        node: which of the request's drafts is the last of them; -1 if there are none.
     """
 
     index: int
     request: Request
     drafts: tuple[int, ...] = ()
+    node: int = -1
 
     @property
     def step(self) -> int:
@@ -41,28 +44,45 @@ def adjust_logits(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         logits: `[rows, vocab_size]`, one for each of `rows`; left as they are.
         rows: whose answers so far are penalised, drafts included.
     """
-    changed = [place for place, row in enumerate(rows) if row.request.params.changes_logits]
-    if not changed:
+    biased, seen, written = list[_Entry](), list[_Entry](), list[_Entry]()
+    for place, row in enumerate(rows):
+        params, request = row.request.params, row.request
+        if not params.changes_logits:
+            continue
+        biased += [(place, token, bias) for token, bias in params.logit_bias]
+        if params.repetition_penalty != 1.0:
+            seen += [(place, token, params.repetition_penalty) for token in {*request.tokens, *row.drafts}]
+        if params.presence_penalty or params.frequency_penalty:
+            counts = Counter([*request.output, *row.drafts])
+            written += [
+                (place, token, params.presence_penalty + params.frequency_penalty * count)
+                for token, count in counts.items()
+            ]
+    if not (biased or seen or written):
         return logits
     logits = logits.clone()
-    for place in changed:
-        _adjust(logits[place], rows[place])
+    if biased:
+        *where, bias = _on_device(biased, logits)
+        logits.index_put_(tuple(where), bias, accumulate=True)  # a token may be named twice
+    if seen:
+        *where, penalty = _on_device(seen, logits)
+        values = logits[tuple(where)]
+        logits[tuple(where)] = torch.where(values > 0, values / penalty, values * penalty)
+    if written:
+        *where, penalty = _on_device(written, logits)
+        logits[tuple(where)] -= penalty
     return logits
 
 
-def _adjust(logits: Tensor, row: Row) -> None:
-    """Changes one row in place."""
-    params, request = row.request.params, row.request
-    for token, bias in params.logit_bias:
-        logits[token] += bias
-    if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*request.tokens, *row.drafts}))
-        values, penalty = logits[seen], params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    output = [*request.output, *row.drafts]
-    if output and (params.presence_penalty or params.frequency_penalty):
-        tokens, counts = torch.tensor(output).unique(return_counts=True)
-        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
+_Entry = tuple[int, int, float]
+"""A row of the logits, a token, and a number that changes what stands there."""
+
+
+def _on_device(entries: Sequence[_Entry], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, tokens and numbers of all entries, where the logits lie."""
+    places, tokens, values = zip(*entries, strict=True)
+    where = torch.tensor([places, tokens], device=logits.device)
+    return where[0], where[1], torch.tensor(values, dtype=logits.dtype, device=logits.device)
 
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -85,35 +105,57 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     return probs
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+Draw = Callable[[Tensor, Sequence[Row], Sequence[float]], Tensor]
+"""One token for each row of logits, by the row's settings and its uniform; −1 for a row without a distribution."""
+
+
+def draw_filtered(logits: Tensor, rows: Sequence[Row], uniforms: Sequence[float]) -> Tensor:
+    """See `Draw`: lab 07's way, which refuses rows without a distribution."""
+    return draw(distribution(logits, rows), uniforms)
+
+
+def sample(logits: Tensor, rows: Sequence[Row], draw_rows: Draw = draw_filtered) -> list[int]:
     """One token for each row.
 
     A greedy row takes the first of its largest logits; all others are drawn together. The random number of a token is
     that of its request's seed and of its place in the answer: neighbours, preemption and speculation don't change it.
+    Tokens are chosen where the logits lie, and leave that device together.
 
     Args:
         logits: `[rows, vocab_size]`, adjusted and masked already.
         rows: whose they are.
+        draw_rows: how those that are not greedy are drawn.
+
+    Raises:
+        ValueError: a row that is drawn holds NaN or +inf, or allows no token.
     """
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    tokens = logits.argmax(dim=-1)
     drawn = [place for place, row in enumerate(rows) if row.request.params.temperature > 0]
     if drawn:
-        probs = distribution(logits[drawn], [rows[place] for place in drawn])
+        where = torch.tensor(drawn, device=logits.device)
         uniforms = [uniform(rows[place].request.params.seed, rows[place].step) for place in drawn]
-        for place, token in zip(drawn, draw(probs, uniforms).tolist(), strict=True):
-            tokens[place] = token
-    return tokens
+        tokens[where] = draw_rows(logits[where], [rows[place] for place in drawn], uniforms)
+    chosen: list[int] = tokens.tolist()
+    if min(chosen, default=0) < 0:
+        raise ValueError(f"logits row {chosen.index(min(chosen))} holds NaN or +inf, or allows no token")
+    return chosen
 
 
-def logprob_of(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
-    """What to report of a token: the model's own log-probabilities, before temperature and filters.
+def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprob]:
+    """What to report of tokens: the model's own log-probabilities, before temperature and filters.
 
     Args:
-        logits: `[vocab_size]`, as the model gave them.
-        token: the one that was chosen.
-        num_top: how many of the most likely ones to report.
+        logits: `[rows, vocab_size]`, as the model gave them.
+        tokens: those that were chosen, one for each row.
+        num_top: how many of the most likely ones to report, likewise.
     """
     logprobs = logits.double().log_softmax(dim=-1)
-    values, ids = logprobs.topk(num_top)
-    top = tuple((int(one), float(value)) for one, value in zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprob(token, float(logprobs[token]), top)
+    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    values, ids = logprobs.topk(max(num_top))
+    # Side by side, so that all leave the device at once; float64 holds an id exactly.
+    rows = torch.cat((own, values, ids.double()), dim=1).tolist()
+    width = max(num_top)
+    return [
+        TokenLogprob(token, row[0], tuple((int(row[1 + width + i]), row[1 + i]) for i in range(count)))
+        for token, count, row in zip(tokens, num_top, rows, strict=True)
+    ]

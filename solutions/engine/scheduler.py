@@ -11,16 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit.checks import check_count
+from labkit.drafting import DraftTree
 
-from .kv_manager import KVManager, Move
+from .kv_manager import KVManager, Move, SlotMove
 from .request import FinishReason, Request, Status, blocks_for
 from .step import Step, Work
 from .waiting import WaitingQueue, rank
 
 PREEMPTIONS = ("recompute", "swap")
 
-ProposeDrafts = Callable[[Request, int], Sequence[int]]
-"""Called with a request that decodes and the most drafts that could be of use to it."""
+ProposeDrafts = Callable[[Request, int, int], DraftTree]
+"""Called with a request that decodes, the most drafts that there is room for, and the longest path of use to it, both
+at least 1; keeps to them."""
+
+NO_DRAFTS = DraftTree((), ())
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,7 @@ class Scheduler:
         work: dict[Request, Work] = {}
         preempted: list[Request] = []
         budget = self.config.token_budget
+        owed = None if propose is None else _Owed(self._running, self.memory.block_size)
         self._running.sort(key=rank)
         for request in sorted(self._running, key=lambda one: not one.is_decoding):
             if request.status is not Status.RUNNING:
@@ -164,25 +169,36 @@ class Scheduler:
                 if victim is request:
                     break
             if request.status is Status.RUNNING:
-                drafts = self._drafts(request, budget - count, propose)
+                drafts = NO_DRAFTS
+                if propose is not None and owed is not None:
+                    owed.pay(request)
+                    drafts = self._drafts(request, budget - count, owed, propose)
                 work[request] = self._give(request, count, drafts, moves)
                 budget -= len(work[request].tokens)
         while not preempted and budget > 0 and (waiting := self._waiting.peek()) is not None:
             if not self._admit(waiting, moves):
                 break
             count = min(waiting.num_missing, budget, self.config.max_chunk or budget)
-            work[waiting] = self._give(waiting, count, (), moves)
+            work[waiting] = self._give(waiting, count, NO_DRAFTS, moves)
             budget -= count
         return Step(tuple(work.values()), tuple(moves), tuple(preempted))
 
-    def commit(self, step: Step, emitted: Mapping[Request, Sequence[int]]) -> None:
+    def commit(
+        self, step: Step, emitted: Mapping[Request, Sequence[int]],
+        paths: Mapping[Request, Sequence[int]] | None = None,
+    ) -> list[SlotMove]:  # fmt: skip
         """Takes over what a step has computed.
 
         Args:
             step: the one decided last.
             emitted: for each request whose work gives tokens, those that its text grows by: the drafts that were
                 accepted, and one more. A sibling's first token is among them.
+            paths: for each request whose drafts were a tree, the indices of those that were accepted.
+
+        Returns:
+            What has to be copied before the next step, so that accepted drafts lie one behind the other.
         """
+        moves: list[SlotMove] = []
         for work in step.work:
             request = work.request
             if request.status is not Status.RUNNING:
@@ -192,12 +208,15 @@ class Scheduler:
                 self.memory.remember(request)
                 continue
             new = list(emitted[request])
+            if work.parents and paths is not None:
+                moves += work.kept(paths[request])
             request.num_computed = work.end - work.num_drafts + len(new) - 1
             request.table.truncate(request.num_computed)
             self._start_siblings(request, emitted)
             request.tokens += new
             if len(work.tokens) > 1 + work.num_drafts:  # a prompt is complete; what is written is kept at the end
                 self.memory.remember(request)
+        return moves
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a request wherever it is; its blocks are free at once, and stay findable by their tokens."""
@@ -218,23 +237,26 @@ class Scheduler:
                 sibling.status, sibling.finish_reason = Status.FINISHED, reason
         request.siblings = []
 
-    def _give(self, request: Request, count: int, drafts: Sequence[int], moves: list[Move]) -> Work:
+    def _give(self, request: Request, count: int, drafts: DraftTree, moves: list[Move]) -> Work:
         """The next tokens of a request, with slots for them."""
         start, end = request.num_computed, request.num_computed + count
-        slots, copies = self.memory.reserve(request, count + len(drafts))
+        num_drafts = len(drafts.tokens)
+        slots, copies = self.memory.reserve(request, count + num_drafts)
         moves += copies
-        tokens = (*request.tokens[start:end], *drafts)
-        gives_token = end == len(request.tokens)
-        return Work(request, start, tokens, len(drafts), tuple(slots), tuple(request.table.blocks), gives_token)
+        is_line = drafts.parents == tuple(range(-1, num_drafts - 1))
+        return Work(
+            request, start, (*request.tokens[start:end], *drafts.tokens), num_drafts, tuple(slots),
+            tuple(request.table.blocks), end == len(request.tokens), () if is_line else drafts.parents,
+        )  # fmt: skip
 
-    def _drafts(self, request: Request, budget: int, propose: ProposeDrafts | None) -> tuple[int, ...]:
-        """Drafts for a request that decodes; never so many that somebody is preempted for them."""
-        if propose is None or not request.is_decoding:
-            return ()
+    def _drafts(self, request: Request, budget: int, owed: _Owed, propose: ProposeDrafts) -> DraftTree:
+        """Drafts for a request that decodes; never so many that others lack tokens or blocks for them."""
+        if not request.is_decoding:
+            return NO_DRAFTS
+        room = min(budget - owed.tokens, self.memory.room(request, owed.blocks) - 1)
         # A pass gives one token more than it verifies, so the last token needs no draft.
-        most = min(budget, request.max_length - len(request.tokens) - 1)
-        drafts = tuple(propose(request, most))[:most] if most > 0 else ()
-        return drafts if self.memory.fits(request, 1 + len(drafts)) else ()
+        depth = request.max_length - len(request.tokens) - 1
+        return propose(request, room, depth) if min(room, depth) > 0 else NO_DRAFTS
 
     def _admit(self, request: Request, moves: list[Move]) -> bool:
         """Makes the first of the waiting a running one if all that it knows fits, and leaves it waiting if not."""
@@ -307,3 +329,27 @@ class Scheduler:
             sibling.status = Status.RUNNING
             self._running.append(sibling)
         request.siblings = []
+
+
+class _Owed:
+    """What those who are still to come in a step need at most, so that nobody's drafts take it from them.
+
+    Args:
+        running: all of them.
+        block_size: tokens in a block.
+    """
+
+    def __init__(self, running: Sequence[Request], block_size: int) -> None:
+        self._block_size = block_size
+        self.tokens = len(running)
+        self.blocks = sum(map(self._blocks_of, running))
+
+    def pay(self, request: Request) -> None:
+        """It is this one's turn."""
+        self.tokens -= 1
+        self.blocks -= self._blocks_of(request)
+
+    def _blocks_of(self, request: Request) -> int:
+        """For all that is known of it, and one for the copy of a block that others hold, too."""
+        known, held = len(request.tokens), request.table.length
+        return blocks_for(known, self._block_size) - blocks_for(held, self._block_size) + 1

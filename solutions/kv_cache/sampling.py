@@ -175,7 +175,7 @@ def draw(probs: Tensor, uniforms: Sequence[float]) -> Tensor:
     cumulative = probs.cumsum(dim=-1)
     tokens = torch.searchsorted(cumulative, _column(uniforms, probs), right=True).squeeze(1)
     # Rounding can leave the total just below a uniform near 1; then the last possible token is meant.
-    positions = torch.arange(probs.shape[1]).expand_as(probs)
+    positions = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
     last_possible = positions.where(probs > 0, -1).max(dim=-1).values
     return tokens.minimum(last_possible)
     # END SOLUTION

@@ -13,8 +13,8 @@ from labkit.decoder import Decoder
 from labkit.drafting import Drafter, Speculation
 from labkit.features import FeatureSource
 from labkit.sampling_params import SamplingParams
-from labkit.trained_heads import DraftModel, TrainedHead, load_head
-from labkit.trained_heads.loading import FOLDER
+from labkit.trained_heads import HEADS, DraftModel, TrainedHead, load_head
+from labkit.trained_heads.loading import FOLDER, HeadTarget
 
 from .adaptive import AdaptiveDrafter
 from .batch_model import BatchModel
@@ -32,12 +32,15 @@ from .mtp import MtpHead
 from .ngram import NgramDrafter
 from .tree_loop import speculate_tree
 
+HeadDrafter = MedusaDrafter | DynamicTreeDrafter | LookaheadDrafter
+
 RUNS = ("n-gram", "draft model", "EAGLE", "EAGLE-3", "MTP", "adaptive")
 """Drafters of runs."""
 TREES = ("Medusa", "EAGLE-2", "lookahead")
 """Drafters of trees."""
-_HEADS = {"EAGLE": ("eagle", EagleHead), "EAGLE-2": ("eagle", EagleHead), "EAGLE-3": ("eagle3", Eagle3Head),
-          "MTP": ("mtp", MtpHead)}  # fmt: skip
+_FILES = {"draft model": "draft", "Medusa": "medusa", "EAGLE": "eagle", "EAGLE-2": "eagle", "EAGLE-3": "eagle3",
+          "adaptive": "eagle3", "MTP": "mtp"}  # fmt: skip
+_HEADS = {"EAGLE": EagleHead, "EAGLE-2": EagleHead, "EAGLE-3": Eagle3Head, "MTP": MtpHead}
 
 
 @dataclass(frozen=True)
@@ -55,28 +58,34 @@ class TreeShape:
     size: int = 7
 
 
-class TrainedDrafters:
-    """The heads of one target, loaded once, and new drafters for every text.
+class HeadDrafters:
+    """New drafters for every text of one target; a head is loaded when the first drafter asks for it.
 
     Args:
-        decoder: the target.
+        target: its embeddings and its output matrix are used, not copied.
         shape: of trees.
         folder: where the heads lie.
-
-    Raises:
-        ValueError: a head is missing, damaged or of another target.
     """
 
-    def __init__(self, decoder: Decoder, shape: TreeShape | None = None, folder: Path = FOLDER) -> None:
-        self.decoder = decoder
+    def __init__(self, target: HeadTarget, shape: TreeShape | None = None, folder: Path = FOLDER) -> None:
+        self._target = target
         self._shape = shape or TreeShape()
-        self._heads: dict[str, TrainedHead] = {
-            name: load_head(name, decoder, folder) for name in ("draft", "medusa", "eagle", "eagle3", "mtp")
-        }
+        self._folder = folder
+        self._loaded: dict[str, TrainedHead] = {}
+
+    def head(self, name: str) -> TrainedHead:
+        """One of `labkit.trained_heads.HEADS`.
+
+        Raises:
+            ValueError: it is missing, damaged or of another target.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = load_head(name, self._target, self._folder)
+        return self._loaded[name]
 
     def layers(self, kind: str) -> tuple[int, ...]:
-        """The hidden states of the target that a drafter reads."""
-        return self._heads["eagle3" if kind in ("EAGLE-3", "adaptive") else "eagle"].layers
+        """The hidden states of the target that a drafter reads; none if it reads the text alone."""
+        return self.head(_FILES[kind]).layers if kind in _FILES else ()
 
     def run_drafter(
         self,
@@ -96,36 +105,64 @@ class TrainedDrafters:
             costs: v(k), for the adaptive one.
 
         Raises:
-            ValueError: another kind.
+            ValueError: another kind, or its head can't be loaded.
         """
         if kind == "n-gram":
             return NgramDrafter()
         if kind == "draft model":
-            return ModelDrafter(DraftModel(self._heads["draft"], capacity), params)
+            return ModelDrafter(DraftModel(self.head("draft"), capacity), params)
         if kind == "adaptive":
             return AdaptiveDrafter(self.run_drafter("EAGLE-3", source, capacity, params), costs, draft_cost=0.1)
         if kind not in _HEADS or kind not in RUNS:
             raise ValueError(f"kind must be one of {', '.join(RUNS)}, got {kind!r}")
-        name, head = _HEADS[kind]
-        own = self._heads[name]
-        return FeatureDrafter(source, head(own.config, own.weights, own.target_ids), params)
+        own = self.head(_FILES[kind])
+        return FeatureDrafter(source, _HEADS[kind](own.config, own.weights, own.target_ids), params)
 
-    def tree_drafter(self, kind: str, source: FeatureSource) -> MedusaDrafter | DynamicTreeDrafter:
-        """A drafter of trees for one text; lookahead's reads no features.
+    def tree_drafter(self, kind: str, source: FeatureSource) -> HeadDrafter:
+        """A drafter of trees for one text.
+
+        Args:
+            kind: one of `TREES`.
+            source: of the text's features.
 
         Raises:
-            ValueError: another kind than "Medusa" and "EAGLE-2".
+            ValueError: another kind, or its head can't be loaded.
         """
+        if kind == "lookahead":
+            return lookahead_drafter()
         if kind == "Medusa":
-            own = self._heads["medusa"]
+            own = self.head("medusa")
             accuracy = torch.tensor(own.card["accuracy_by_rank"])
             paths = medusa_paths(accuracy, self._shape.size)
             return MedusaDrafter(source, own.weights, paths, own.config.vocab_size, own.target_ids)
         if kind != "EAGLE-2":
-            raise ValueError(f"kind must be 'Medusa' or 'EAGLE-2', got {kind!r}")
-        own = self._heads["eagle"]
+            raise ValueError(f"kind must be one of {', '.join(TREES)}, got {kind!r}")
+        own = self.head("eagle")
         head = EagleHead(own.config, own.weights, own.target_ids)
         return DynamicTreeDrafter(source, head, self._shape.width, self._shape.depth, self._shape.size)
+
+
+class TrainedDrafters(HeadDrafters):
+    """All heads of one target, loaded once, and the targets that go with their drafters.
+
+    Args:
+        decoder: the target.
+        shape: of trees.
+        folder: where the heads lie.
+
+    Raises:
+        ValueError: a head is missing, damaged or of another target.
+    """
+
+    def __init__(self, decoder: Decoder, shape: TreeShape | None = None, folder: Path = FOLDER) -> None:
+        super().__init__(decoder, shape, folder)
+        self.decoder = decoder
+        for name in HEADS:
+            self.head(name)
+
+    def layers(self, kind: str) -> tuple[int, ...]:
+        """As of `HeadDrafters`; a target shows some hidden states even to those who read none."""
+        return super().layers(kind) or super().layers("EAGLE")
 
     def pair(
         self,
@@ -184,7 +221,7 @@ class TrainedDrafters:
 
 
 def lookahead_drafter() -> LookaheadDrafter:
-    """Small, as the other trees are."""
+    """A lookahead drafter whose trees are as small as the others'."""
     return LookaheadDrafter(window=3, ngram=3, max_guesses=3)
 
 

@@ -47,6 +47,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("Ministral", {"head_dim": 8, "sliding_window": WINDOW, "layer_types": _ALTERNATING}),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral, windows": ("Mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": WINDOW}),
+    "deepseek v2, no experts": ("DeepseekV2", {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": NUM_LAYERS}),
     "deepseek v2": ("DeepseekV2", {**_LATENT, "q_lora_rank": None, "n_shared_experts": 2}),
     "deepseek v2, groups": (
         "DeepseekV2",

@@ -7,7 +7,8 @@ import zlib
 from dataclasses import dataclass, field
 
 from grader.judge.kv_oracle import Ledger
-from solutions.engine.kv_manager import PREFIX_CACHES, KVManager, MoveKind
+from labkit.drafting import DraftTree
+from solutions.engine.kv_manager import PREFIX_CACHES, KVManager, Move, MoveKind
 from solutions.engine.request import FinishReason, Request, Status, blocks_for
 from solutions.engine.sampling_params import SamplingParams
 from solutions.engine.scheduler import PREEMPTIONS, Scheduler, SchedulerConfig
@@ -37,6 +38,7 @@ class Facts:
     forked: int = 0
     drafts_kept: int = 0
     drafts_dropped: int = 0
+    drafts_moved: int = 0
     chunked: int = 0
     refused: int = 0
 
@@ -44,6 +46,16 @@ class Facts:
         """Sums up."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+
+class DraftsLast(Scheduler):
+    """A scheduler that is watched: once it has handed out a draft in a step, it must not take anybody's blocks."""
+
+    drafted = False
+
+    def _preempt(self, request: Request) -> list[Move]:
+        assert not self.drafted, "somebody was preempted for drafts"
+        return super()._preempt(request)
 
 
 @dataclass
@@ -72,7 +84,7 @@ class Schedule:
         self.num_host_blocks = choose.choice([0, 3, 30])
         cache = choose.choice(PREFIX_CACHES)
         self.memory = KVManager(self.num_blocks, self.block_size, cache, self.num_host_blocks)
-        self.scheduler = Scheduler(self.config, self.memory)
+        self.scheduler = DraftsLast(self.config, self.memory)
         self.ledger = Ledger(self.num_blocks * self.block_size)
         self.host: dict[int, list[int | None]] = {}
         self.shared = [self._tokens(choose.randint(1, 20)) for _ in range(3)]
@@ -151,7 +163,11 @@ class Schedule:
         self.facts.aborted += len(ended)
 
     def _step(self) -> None:
+        decoding = [request for request in self.scheduler.running if request.is_decoding]
+        self.scheduler.drafted = False
         step = self.scheduler.schedule(self._propose if self.speculate else None)
+        served = {*step.preempted, *(work.request for work in step.work)}
+        assert served.issuperset(decoding), "the drafts of some have taken the turn of others"
         assert step.work or step.preempted, "a step did nothing, and work is left"
         assert step.num_tokens <= self.config.token_budget, f"{step.num_tokens} tokens exceed the budget"
         assert len(self.scheduler.running) <= self.config.max_running
@@ -177,70 +193,90 @@ class Schedule:
                 held[move.target * size : (move.target + 1) * size] = self.host[move.source]
                 self.facts.swapped_in += 1
 
-    def _text(self, work: Work) -> list[int]:
-        """All that the work's queries see: known tokens, then drafts."""
-        known = work.request.tokens[: work.start]
-        return [*known, *work.tokens]
+    def _known(self, work: Work) -> list[int]:
+        """What stands before the work's drafts, or all of it if there are none."""
+        return [*work.request.tokens[: work.start], *work.tokens[: len(work.tokens) - work.num_drafts]]
 
     def _compute(self, work: Work) -> None:
-        request = work.request
+        request, known = work.request, self._known(work)
         assert work.start == request.num_computed
-        known = len(work.tokens) - work.num_drafts
-        assert list(work.tokens[:known]) == request.tokens[work.start : work.start + known]
-        assert work.gives_token == (work.start + known == len(request.tokens))
+        assert known == request.tokens[: len(known)]
+        assert work.gives_token == (len(known) == len(request.tokens))
         assert len(work.slots) == len(work.tokens)
-        self.facts.chunked += work.end - work.num_drafts < len(request.prompt)
-        numbers = self.ledger.numbers(self._text(work), SALTS[request.salt])
-        self.ledger.write(list(work.slots), numbers[work.start :])
+        self.facts.chunked += len(known) < len(request.prompt)
+        numbers = self._numbers(work, known)[work.start :]
+        drafts = [self._numbers(work, [*known, *(work.drafts[i] for i in path)])[-1] for path in work.paths[1:]]
+        self.ledger.write(list(work.slots), [*numbers, *drafts])
 
     def _read(self, work: Work) -> None:
-        size = self.block_size
+        """The newest token sees the text before it, each draft that text and the drafts that lead to it."""
+        size, known = self.block_size, self._known(work)
         slots = [work.blocks[i // size] * size + i % size for i in range(work.end)]
         assert slots[work.start :] == list(work.slots), "slots and block table disagree"
-        self.ledger.read(f"request {work.request.request_id}", slots, self.ledger.numbers(
-            self._text(work), SALTS[work.request.salt]))  # fmt: skip
+        for path in work.paths:
+            seen = [*slots[: len(known)], *(slots[len(known) + i] for i in path)]
+            text = [*known, *(work.drafts[i] for i in path)]
+            self.ledger.read(f"request {work.request.request_id}", seen, self._numbers(work, text))
 
-    def _propose(self, request: Request, most: int) -> list[int]:
-        """Drafts that are right for a while."""
-        tokens, drafts = list(request.tokens), list[int]()
-        for _ in range(self.random.randint(0, min(most, 4))):
-            right = next_token(tokens, request.params.seed)
+    def _numbers(self, work: Work, text: list[int]) -> list[int]:
+        return self.ledger.numbers(text, SALTS[work.request.salt])
+
+    def _propose(self, request: Request, room: int, depth: int) -> DraftTree:
+        """A tree or a line whose deepest branch is right for a while; equal siblings come up, too."""
+        assert room > 0 and depth > 0
+        paths: list[list[int]] = [[]]
+        tokens, parents = list[int](), list[int]()
+        branches = self.random.choice([1, 1, 3])
+        for _ in range(self.random.randint(0, min(room, 4 + branches))):
+            node = len(tokens) - 1 if branches == 1 else self.random.randrange(-1, len(tokens))
+            if len(paths[node + 1]) == depth:
+                continue
+            right = next_token([*request.tokens, *paths[node + 1]], request.params.seed)
             token = right if self.random.random() < 0.7 else (right + 1) % ALPHABET
-            drafts.append(token)
+            paths.append([*paths[node + 1], token])
             tokens.append(token)
-        return drafts
+            parents.append(node)
+        self.scheduler.drafted |= bool(tokens)
+        return DraftTree(tuple(tokens), tuple(parents))
 
     def _commit(self, step: Step) -> None:
         emitted: dict[Request, list[int]] = {}
+        paths: dict[Request, list[int]] = {}
         for work in step.work:
             if not work.gives_token:
                 continue
             request = work.request
-            emitted[request] = self._judge(request, list(work.drafts))
+            emitted[request], paths[request] = self._judge(work)
             for sibling in request.siblings:
                 if sibling.status is not Status.FINISHED:
-                    emitted[sibling] = self._judge(sibling, [])
+                    emitted[sibling] = [next_token(sibling.tokens, sibling.params.seed)]
                     self.facts.forked += 1
         before = {work.request: work.request.num_computed for work in step.work}
-        self.scheduler.commit(step, emitted)
+        moves = self.scheduler.commit(step, emitted, paths)
+        held = self.ledger._written
+        for move, number in zip(moves, [held[move.source] for move in moves], strict=True):
+            held[move.target] = number
+        self.facts.drafts_moved += len(moves)
         for work in step.work:
             assert work.request.num_computed > before[work.request], "a request that ran made no progress"
         for request in emitted:
             if request.num_output == request.params.max_tokens:
                 self._check_finished(request)
 
-    def _judge(self, request: Request, drafts: list[int]) -> list[int]:
-        """The drafts that are right, and one token more."""
-        tokens, emitted = list(request.tokens), list[int]()
-        for draft in [*drafts, None]:
-            right = next_token(tokens, request.params.seed)
-            tokens.append(right)
-            emitted.append(right)
-            if draft != right:
+    def _judge(self, work: Work) -> tuple[list[int], list[int]]:
+        """The drafts that are right and one token more; and which drafts these are."""
+        tokens, path = list(work.request.tokens), list[int]()
+        parents = work.parents or tuple(range(-1, work.num_drafts - 1))
+        while True:
+            tokens.append(next_token(tokens, work.request.params.seed))
+            node = path[-1] if path else -1
+            right = [i for i, parent in enumerate(parents) if parent == node and work.drafts[i] == tokens[-1]]
+            if not right:
                 break
-        self.facts.drafts_kept += len(emitted) - 1
-        self.facts.drafts_dropped += len(drafts) - len(emitted) + 1
-        return emitted
+            path.append(self.random.choice(right))
+        self.facts.drafts_kept += len(path)
+        self.facts.drafts_dropped += work.num_drafts - len(path)
+        return tokens[len(work.request.tokens) :], path
 
     def _check_finished(self, request: Request) -> None:
         tokens = list(request.prompt)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from grader.judge.numerics import check_close, check_equal
 from labkit.checkpoints import CheckpointError, bundled_folder, load_tokenizer
+from labkit.drafting import DraftTree
 from labkit.tokenizer import Tokenizer
 from solutions.engine import Engine, EngineConfig, SamplingParams
+from solutions.engine.features import FeaturePool
 from solutions.engine.kv_manager import KVManager
 from solutions.engine.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
@@ -33,6 +35,8 @@ from tests.engine.families import FAMILIES, NUM_LAYERS, VOCAB_SIZE, WINDOW, orac
 BLOCK_SIZE = 4
 WINDOWED = ["mistral", "mixtral, windows"]
 LATENT = ["deepseek v2", "deepseek v2, groups", "deepseek v3"]
+LAYERS = (0, 2, NUM_LAYERS)
+"""Hidden states that a drafter could ask for: the embeddings, one in between, and what the head reads."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,17 @@ class Reading:
         self.memory = KVManager(64, BLOCK_SIZE)
         limits = SchedulerConfig(max_running=len(texts), token_budget=24, max_context=model.max_context)
         self.scheduler = Scheduler(limits, self.memory)
-        self.runner = ModelRunner(model, poisoned_pool(model, 64))
+        self.features = FeaturePool(LAYERS, model, 64, BLOCK_SIZE)
+        self.runner = ModelRunner(model, poisoned_pool(model, 64), self.features)
         self.texts: dict[Request, tuple[int, ...]] = {}
         for text, count in zip(texts, num_prompt, strict=True):
             params = SamplingParams(max_tokens=len(text) - count)
             request = Request(str(len(self.texts)), text[:count], params, self.memory.new_table())
             self.texts[request] = text
         self.logits: dict[tuple[int, ...], dict[int, Tensor]] = {text: {} for text in texts}
+        self.thoughts: dict[tuple[int, ...], Tensor] = {}
         self.shapes: set[tuple[bool, bool, bool]] = set()
+        self.num_trees = 0
 
     def run(self) -> None:
         """A request more in each step, until all are read."""
@@ -112,26 +119,35 @@ class Reading:
             step = self.scheduler.schedule(self._propose)
             self._take(step, self.runner.run(step))
 
-    def _propose(self, request: Request, most: int) -> tuple[int, ...]:
-        """Now and then two drafts, which are right."""
+    def _propose(self, request: Request, room: int, depth: int) -> DraftTree:
+        """Now and then two drafts that are right, one behind the other or hidden in a tree."""
         known = len(request.tokens)
-        return self.texts[request][known : known + min(most, 2)] if known % 3 == 0 else ()
+        right = self.texts[request][known : known + min(depth, 2)]
+        if known % 3:
+            return DraftTree((), ())
+        if known % 2 or len(right) < 2 or room < 5:
+            return DraftTree(right[:room], tuple(range(-1, len(right[:room]) - 1)))
+        self.num_trees += 1
+        wrong = (right[0] + 1) % VOCAB_SIZE
+        return DraftTree((wrong, right[0], right[1], wrong, right[1]), (-1, -1, 0, 1, 1))
 
     def _take(self, step: Step, logits: Tensor) -> None:
         sizes = [len(work.tokens) - work.num_drafts for work in step.work]
         drafts = any(work.num_drafts for work in step.work)
         self.shapes.add((any(size == 1 for size in sizes), any(size > 1 for size in sizes), drafts))
-        emitted, row = {}, 0
+        emitted, paths, row = dict[Request, list[int]](), dict[Request, list[int]](), 0
         for work in step.work:
-            text = self.texts[work.request]
-            for i in range(work.num_rows):
-                self.logits[text][work.end - work.num_rows + i] = logits[row + i]
-            row += work.num_rows
             if work.gives_token:
-                emitted[work.request] = list(text[work.end - work.num_drafts : work.end + 1])
-        self.scheduler.commit(step, emitted)
+                text, known = self.texts[work.request], work.end - work.num_drafts
+                path = [1, 4] if work.parents else list(range(work.num_drafts))
+                for place, node in enumerate([-1, *path], start=known - 1):
+                    self.logits[text][place] = logits[row + 1 + node]
+                emitted[work.request], paths[work.request] = list(text[known : known + len(path) + 1]), path
+            row += work.num_rows
+        self.runner.keep(self.scheduler.commit(step, emitted, paths))
         for request in emitted:
             if len(request.tokens) == request.max_length:
+                self.thoughts[self.texts[request]] = self.features.read(request)
                 self.scheduler.finish(request, FinishReason.LENGTH)
 
 
@@ -145,6 +161,7 @@ def test_logits_of_prompts_in_pieces_and_decodes_in_one_batch(get_family: GetFam
     reading.run()
     reading.memory.check_idle()
     assert {(True, True, True), (True, True, False)} <= reading.shapes, "decodes, pieces and drafts were to be mixed"
+    assert reading.num_trees > 5
     got, want, plain = list[Tensor](), list[Tensor](), list[Tensor]()
     for (text, rows), count in zip(reading.logits.items(), num_prompt, strict=True):
         assert sorted(rows) == list(range(count - 1, len(text) - 1))
@@ -156,6 +173,30 @@ def test_logits_of_prompts_in_pieces_and_decodes_in_one_batch(get_family: GetFam
         f"logits of {name}", torch.stack(got), reference, scale=float(reference.abs().max()), dtype=torch.float32,
         plain=torch.cat(plain),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama", "ministral", "deepseek v3"])
+def test_what_the_model_thought_stays_beside_the_blocks(get_family: GetFamily, name: str) -> None:
+    """Of prompts in pieces, a prefix that somebody else computed, and drafts that moved up."""
+    family = get_family(name)
+    texts = [text_of(47, 1), text_of(24, 2), text_of(47, 1)[:33] + text_of(9, 8)]
+    reading = Reading(family.model, texts, [38, 3, 36])
+    reading.run()
+    assert reading.num_trees > 2 and any(request.num_cached for request in reading.texts)
+    for text, got in reading.thoughts.items():
+        reference = thoughts(family, text, torch.float64)
+        check_close(
+            f"hidden states of {name}", got, reference, scale=float(reference.abs().max()), dtype=torch.float32,
+            plain=thoughts(family, text, torch.float32),
+        )  # fmt: skip
+
+
+def thoughts(family: Family, text: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """transformers' hidden states of `LAYERS` side by side, for all tokens that are ever read."""
+    with torch.no_grad():
+        states = family.oracle.to(dtype)(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+    family.oracle.to(torch.float32)
+    return torch.cat([states[layer][0] for layer in LAYERS], -1)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -15,6 +15,7 @@ from labkit.decoder import rope_frequencies
 
 from ..kv_pool import KVShape
 from .packed_attention import PackedAttention
+from .parts import Part, rms_norm
 from .rotation import Rotation
 from .windows import Windows, window_of
 
@@ -45,6 +46,9 @@ class HeldWeights(Mapping[str, Tensor], ABC):
         """The same layers among other tensors: fewer of them, or of another type."""
 
 
+Record = Callable[[int, Tensor], None]
+"""Given the hidden states `[tokens, hidden]` between layers, numbered as `labkit.decoder.Decoder.hidden_states`."""
+
 FeedForward = Callable[[Tensor], Tensor]
 """What a layer computes token by token, `[tokens, hidden] -> [tokens, hidden]`."""
 
@@ -56,7 +60,7 @@ class Attention(Protocol):
         """`[tokens, hidden] -> [tokens, hidden]`."""
 
 
-class Decoder:
+class Decoder(Part):
     """The frame of every family: embedding, layers, a norm, and logits only where they are asked for.
 
     Args:
@@ -72,19 +76,25 @@ class Decoder:
         self, config: ModelConfig, weights: Weights, layers: Sequence[Layer], kv_shape: KVShape,
         frequencies: Tensor | None = None, rope_gain: float = 1.0,
     ) -> None:  # fmt: skip
+        self.config = config
         self.vocab_size = config.vocab_size
         self.max_context = config.max_context
         self.kv_shape = kv_shape
-        self._layers = layers
-        self._embedding = weights["model.embed_tokens.weight"]
-        self.dtype = self._embedding.dtype
+        self._layers = list(layers)
+        self.embedding = weights["model.embed_tokens.weight"]
+        self.dtype = self.embedding.dtype
+        self.device = self.embedding.device
         self._norm = weights["model.norm.weight"]
         self._head = joined(weights, ["model.embed_tokens" if config.tie_embeddings else "lm_head"])
         self._norm_eps = config.norm_eps
-        self._frequencies = rope_frequencies(config) if frequencies is None else frequencies
+        self.num_bytes_read = None if isinstance(weights, HeldWeights) else _num_bytes_read(weights, config)
+        """Bytes of weights that a pass over one token reads, if it reads all of them; None if they may be codes."""
+        self._frequencies = (rope_frequencies(config) if frequencies is None else frequencies).to(self.device)
         self._rope_gain = rope_gain
 
-    def __call__(self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor) -> Tensor:
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor, record: Record | None = None
+    ) -> Tensor:
         """Logits after some of the tokens.
 
         Args:
@@ -92,18 +102,23 @@ class Decoder:
             positions: of each in its own text, int64 `[tokens]`.
             attend: called once for each layer, in order.
             rows: indices into `tokens`, int64 `[rows]`: where logits are wanted.
+            record: called with what stands before each layer, and with what the head reads.
 
         Returns:
             `[rows, vocab_size]`
         """
-        rotation = Rotation(positions, self._frequencies, self._rope_gain)
-        hidden = F.embedding(tokens, self._embedding)
+        rotation = self._rows.rotation(positions, self._frequencies, self._rope_gain)
+        hidden = F.embedding(tokens, self.embedding)
         for index, layer in enumerate(self._layers):
+            if record is not None:
+                record(index, hidden)
             hidden = layer(index, hidden, rotation, attend)
-        return self._head(rms_norm(hidden[rows], self._norm, self._norm_eps))
+        if record is not None:
+            record(len(self._layers), self._rows.norm(hidden, self._norm, self._norm_eps))
+        return self._head(self._rows.norm(hidden[rows], self._norm, self._norm_eps))
 
 
-class Layer:
+class Layer(Part):
     """One transformer block: attention, then what is computed token by token, each behind a norm and added."""
 
     def __init__(
@@ -115,12 +130,13 @@ class Layer:
         self._norm_eps = norm_eps
 
     def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
-        normed = rms_norm(hidden, self._norms[0], self._norm_eps)
-        hidden = hidden + self._attention(index, normed, rotation, attend)
-        return hidden + self._feed_forward(rms_norm(hidden, self._norms[1], self._norm_eps))
+        normed = self._rows.norm(hidden, self._norms[0], self._norm_eps)
+        read = self._attention(index, normed, rotation, attend)
+        normed, hidden = self._rows.add_norm(read, hidden, self._norms[1], self._norm_eps)
+        return hidden + self._feed_forward(normed)
 
 
-class GroupedAttention:
+class GroupedAttention(Part):
     """Attention whose query heads share keys and values in groups, with one product for queries, keys and values.
 
     Where a checkpoint has `q_norm` and `k_norm`, each head of queries and keys is normed before it is turned.
@@ -154,7 +170,7 @@ class GroupedAttention:
         return self._out(read.flatten(1))
 
 
-class GatedMLP:
+class GatedMLP(Part):
     """`down(silu(gate(x)) · up(x))`, gate and up in one product.
 
     Args:
@@ -169,7 +185,7 @@ class GatedMLP:
     def __call__(self, hidden: Tensor) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`."""
         gate, up = self._gate_up(hidden).chunk(2, dim=-1)
-        return self._down(F.silu(gate) * up)
+        return self._down(self._rows.swiglu(gate, up))
 
 
 def gated_mlp(weights: Weights, name: str) -> GatedMLP:
@@ -199,6 +215,12 @@ def grouped_shape(config: ModelConfig) -> KVShape:
     return KVShape(config.num_layers, 2, config.num_kv_heads, config.head_dim)
 
 
+def _num_bytes_read(weights: Weights, config: ModelConfig) -> int:
+    """All but the embedding, of which a token reads a row; unless it is the output projection as well."""
+    skipped = None if config.tie_embeddings else "model.embed_tokens.weight"
+    return sum(one.numel() * one.element_size() for name, one in weights.items() if name != skipped)
+
+
 def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """A projection with plain weights `[out, in]`."""
     return lambda inputs: F.linear(inputs, weight, bias)
@@ -222,14 +244,6 @@ def _joined_bias(biases: list[Tensor | None], rows: list[int]) -> Tensor | None:
     return torch.cat([
         given[0].new_zeros(count) if bias is None else bias for bias, count in zip(biases, rows, strict=True)
     ])  # fmt: skip
-
-
-def rms_norm(hidden: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """Each row by the root of its mean square, in at least float32, then rounded to its type, then scaled."""
-    if hidden.dtype == gain.dtype == torch.float32:  # nothing is rounded between, so one call does it all
-        return F.rms_norm(hidden, hidden.shape[-1:], gain, eps)
-    wide = F.rms_norm(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), hidden.shape[-1:], None, eps)
-    return wide.to(hidden.dtype) * gain
 
 
 def fitting(family: str, shapes: Mapping[str, tuple[int, ...]], weights: Weights, dtype: torch.dtype) -> Weights:

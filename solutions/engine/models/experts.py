@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from .blocks import FeedForward
+from .parts import Part
 
 Route = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From hidden states `[tokens, hidden]` to the experts of each token, int64 `[tokens, top_k]`, and their shares."""
 
 
-class Experts:
+class Experts(Part):
     """The sum of what a token's experts make of it, each by its share.
 
     Tokens of one expert go through it together, so that its weights are read once; an expert without tokens costs
@@ -27,9 +28,11 @@ class Experts:
     Source: Shazeer et al. 2017 (1701.06538); Jiang et al. 2024 (2401.04088).
     """
 
+    reads_back = True
+
     def __init__(self, route: Route, experts: Sequence[FeedForward], shared: FeedForward | None = None) -> None:
         self._route = route
-        self._experts = experts
+        self._experts = list(experts)
         self._shared = shared
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from labkit.latent_config import LatentConfig
 from solutions.kv_cache.latent import latent_attention_flops
 from solutions.kv_cache.latent_attention import split_kv_projection
 
-from .blocks import Weights, joined, rms_norm, same_kind
+from .blocks import Weights, joined, same_kind
 from .packed_attention import PackedAttention
+from .parts import rms_norm
 from .rotation import Rotation
 
 _LATENT_NORM_EPS = 1e-6
@@ -108,4 +109,4 @@ class _Maps:
 def _rows(weights: Weights, name: str, rows: Tensor) -> dict[str, Tensor]:
     """A projection, bias and all, with its rows in another order."""
     names = [full for full in (f"{name}.weight", f"{name}.bias") if full in weights]
-    return {full: weights[full][rows] for full in names}
+    return {full: weights[full][rows.to(weights[full].device)] for full in names}

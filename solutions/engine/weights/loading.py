@@ -17,7 +17,10 @@ PLAIN: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat1
 """Formats without codes; activations have the same type."""
 
 
-def load(source: str | Model, weights: str = "fp32", packing: Packing | None = None) -> LoadedModel:
+def load(
+    source: str | Model, weights: str = "fp32", packing: Packing | None = None,
+    device: torch.device | str = "cpu",
+) -> LoadedModel:  # fmt: skip
     """Loads a model and its tokenizer.
 
     Args:
@@ -27,13 +30,19 @@ def load(source: str | Model, weights: str = "fp32", packing: Packing | None = N
             GGUF file; or a name in `formats.ROUNDINGS`. All but "stored" do for every checkpoint: one that is
             quantized is dequantized first.
         packing: how quantized layers run.
+        device: where the model is to lie.
 
     Raises:
-        ValueError: an unknown format.
+        ValueError: an unknown format, or one that is not for this device.
         CheckpointError: the model can't be found, read or followed, or not be held so.
     """
     if weights in PLAIN and (not isinstance(source, str) or stored_file(source) is None):
-        return load_plain(source, PLAIN[weights])
+        return load_plain(source, PLAIN[weights], lambda given: {name: one.to(device) for name, one in given.items()})
+    if torch.device(device).type != "cpu":
+        raise ValueError(
+            f"weights {weights!r} of this model run on device 'cpu' only, got {str(device)!r}; on a GPU take one of "
+            f"{', '.join(PLAIN)}, and a checkpoint that is not quantized"
+        )
     # Imported here: plain weights need nothing of lab 13.
     from . import quantized
 

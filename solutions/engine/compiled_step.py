@@ -1,0 +1,42 @@
+"""Decode steps through torch.compile: fewer and larger kernels, one program for many sizes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .decode_inputs import DecodeInputs
+
+Step = Callable[[DecodeInputs], Tensor]
+
+
+def compiled(step: Step, backend: str = "inductor") -> Step:
+    """A step that is compiled when it first runs: as a whole, or not at all.
+
+    Its number of rows and the width of its tables are left open; torch makes programs of their own for a size of 1.
+
+    Args:
+        step: computes one.
+        backend: of `torch.compile`.
+    """
+    whole: Step = torch.compile(step, backend=backend, fullgraph=True)
+
+    def run(inputs: DecodeInputs) -> Tensor:
+        for tensor in (inputs.tokens, inputs.positions, inputs.slots, inputs.lengths, inputs.every_row, inputs.tables):
+            for axis in range(tensor.dim()):
+                torch._dynamo.maybe_mark_dynamic(tensor, axis)
+        return whole(inputs)
+
+    return run
+
+
+def compiler_fault(device: torch.device) -> str | None:
+    """Why torch can't compile for a device; None if it can. For a CPU it goes by way of C++."""
+    compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    if device.type != "cpu" or any(shutil.which(one) for one in compilers):
+        return None
+    return f"for a CPU torch needs a C++ compiler, and there is no {' or '.join(compilers)}; install one"

@@ -1,0 +1,119 @@
+"""Pure decode steps in few sizes: padded to a bucket, so that a step can be recorded or compiled once and run often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .cuda_graphs import Compute, Recorder
+from .decode_attention import DecodeAttention
+from .decode_inputs import Bucket, DecodeInputs
+from .features import FeaturePool
+from .kv_pool import KVPool
+from .models.blocks import Record
+from .models.packed_attention import PackedAttention
+from .request import blocks_for
+from .step import Step
+
+MakeAttention = Callable[[KVPool, DecodeInputs], PackedAttention]
+
+Compile = Callable[[Callable[[DecodeInputs], Tensor]], Callable[[DecodeInputs], Tensor]]
+
+Model = Callable[[Tensor, Tensor, PackedAttention, Tensor, Record | None], Tensor]
+"""See `models.blocks.Decoder`."""
+
+
+def as_it_is(step: Callable[[DecodeInputs], Tensor]) -> Callable[[DecodeInputs], Tensor]:
+    """A step that is not compiled."""
+    return step
+
+
+class PaddedDecoding:
+    """Runs steps in which every request computes one token.
+
+    Rows come in powers of two. Block tables do as well, unless `attend` looks at no more of them than a row's length
+    asks for: then all are as wide as they can get, and there is one size less to tell apart.
+
+    Args:
+        model: what computes; it must not look at the numbers that it computes with.
+        pool: with a scratch slot.
+        max_rows: requests of a step.
+        max_context: tokens of a text.
+        recorder: how a step is kept.
+        attend: makes the attention of a step.
+        wide_tables: see above.
+        features: as in `ModelRunner`; with a scratch slot too.
+        compile: what makes of the function that computes a step a faster one.
+
+    Raises:
+        ValueError: the pool has no scratch slot.
+    """
+
+    def __init__(
+        self, model: Model, pool: KVPool, max_rows: int, max_context: int, recorder: Recorder,
+        attend: MakeAttention = DecodeAttention, wide_tables: bool = False, features: FeaturePool | None = None,
+        compile: Compile = as_it_is,
+    ) -> None:  # fmt: skip
+        if pool.scratch_slot is None:
+            raise ValueError("padding rows need a slot to write to; make the pool with scratch=True")
+        self._model = model
+        self._pool = pool
+        self._scratch_slot = pool.scratch_slot
+        self._max_width = min(blocks_for(max_context, pool.block_size), pool.num_blocks)
+        self._wide_tables = wide_tables
+        self._recorder = recorder
+        self._attend = attend
+        self._features = features
+        self._step = compile(self._compute)
+        self._recorded: dict[Bucket, tuple[DecodeInputs, Compute]] = {}
+        self.buckets = [1 << power for power in range((max_rows - 1).bit_length() + 1)]
+
+    def takes(self, step: Step) -> bool:
+        """Whether a step is one of those."""
+        return 0 < len(step.work) <= self.buckets[-1] and all(len(one.tokens) == 1 for one in step.work)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Records a step of each number of rows, the largest first, since the others can use its memory."""
+        for rows in reversed(self.buckets):
+            self._prepared(Bucket(rows, self._max_width))
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> Tensor:
+        """Computes a step that it takes.
+
+        Returns:
+            Logits `[rows, vocab_size]`, one row for each request that wants one. They are overwritten by the next step.
+        """
+        inputs, compute = self._prepared(self._bucket(step))
+        inputs.load(step.work)
+        logits = compute()
+        wanted = [row for row, one in enumerate(step.work) if one.gives_token]
+        if len(wanted) == len(step.work):
+            return logits[: len(wanted)]
+        return logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
+
+    def _bucket(self, step: Step) -> Bucket:
+        width = self._max_width
+        if not self._wide_tables:
+            width = min(width, _power_above(max(len(one.blocks) for one in step.work)))
+        return Bucket(_power_above(len(step.work)), width)
+
+    def _prepared(self, bucket: Bucket) -> tuple[DecodeInputs, Compute]:
+        if bucket not in self._recorded:
+            inputs = DecodeInputs(bucket, self._scratch_slot, self._pool.device)
+            self._recorded[bucket] = inputs, self._recorder.record(lambda: self._step(inputs))
+        return self._recorded[bucket]
+
+    def _compute(self, inputs: DecodeInputs) -> Tensor:
+        attend = self._attend(self._pool, inputs)
+        record = None if self._features is None else partial(self._features.write, inputs.slots)
+        return self._model(inputs.tokens, inputs.positions, attend, inputs.every_row, record)
+
+
+def _power_above(count: int) -> int:
+    """The smallest power of two that is no smaller."""
+    return 1 << (count - 1).bit_length()
