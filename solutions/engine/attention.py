@@ -12,7 +12,6 @@ from .kv_pool import KVPool
 from .models.packed_attention import LatentMaps
 from .step import Work
 
-
 Blocks = Tensor | slice
 """Ids of blocks, int64; a slice if they follow each other in the pool and can be read where they lie."""
 
@@ -37,7 +36,8 @@ class _Singles:
 @dataclass(frozen=True)
 class _Piece:
     """Several tokens of one request: where they stand in the pass, the blocks that they see, how many tokens these
-    hold, and which of those each query sees, `[queries, length]`; None if each sees all up to itself, from the first."""
+    hold, and which of those each query sees, `[queries, length]`; None if these are all of a text, read for the first
+    time, and each query sees what is before it, and itself."""
 
     rows: slice
     blocks: Blocks
@@ -75,11 +75,13 @@ class PagedAttention:
         """See `PackedAttention`."""
         self._pool.write(layer, self._slots, k, v)
         singles, pieces = self._view(window)
-        if singles is not None and not pieces:  # every row is a single, and they stand in order
-            return _attend_one(q, *self._read(layer, singles), singles.mask)
+        if singles is not None:
+            keys, values = self._read(layer, singles)
+            if not pieces:  # every row is a single, and they stand in order
+                return _attend_one(q, keys, values, singles.mask)
         out = torch.empty_like(q)
         if singles is not None:
-            out[self._single_rows] = _attend_one(q[self._single_rows], *self._read(layer, singles), singles.mask)
+            out[self._single_rows] = _attend_one(q[self._single_rows], keys, values, singles.mask)
         for piece in pieces:
             keys, values = (part[: piece.length] for part in self._pool.read(layer, piece.blocks))
             out[piece.rows] = _attend(q[piece.rows], keys, values, piece.visible)
@@ -135,12 +137,11 @@ class PagedAttention:
         size, count = self._pool.block_size, len(one.tokens)
         skip = _blocks_before(one.start, window, size)
         keys, queries = torch.arange(skip * size, one.end), torch.arange(one.start, one.end)[:, None]
-        visible = None
-        if one.start > 0 or window is not None:
-            visible = keys <= queries
+        visible = keys <= queries
         if window is not None:
             visible &= keys > queries - window
-        return _Piece(slice(first, first + count), _run(one.blocks[skip:]), len(keys), visible)
+        is_plain = one.start == 0 and window is None
+        return _Piece(slice(first, first + count), _run(one.blocks[skip:]), len(keys), None if is_plain else visible)
 
     def _read(self, layer: int, singles: _Singles) -> list[Tensor]:
         """Parts `[requests, length, heads, head_dim]` of a layer.
@@ -150,9 +151,7 @@ class PagedAttention:
         parts = [part.view(-1, *part.shape[-2:]) for part in self._pool.read(layer, singles.blocks)]
         if singles.stale is None:
             return [part[None, : singles.length] for part in parts]
-        return [
-            part.index_fill_(0, singles.stale, 0.0).unflatten(0, (-1, singles.length)) for part in parts
-        ]  # fmt: skip
+        return [part.index_fill_(0, singles.stale, 0.0).unflatten(0, (-1, singles.length)) for part in parts]
 
 
 def _blocks_before(position: int, window: int | None, block_size: int) -> int:

@@ -97,8 +97,9 @@ def test_a_change_of_what_it_depends_on_makes_it_anew(
         monkeypatch.setattr(packed_files, "_VERSION", packed_files._VERSION + 1)
     assert packed_files.entry_of(gguf, packing) != old
     after = answers(gguf, packing=packing)
-    (new,) = entries()
-    assert new != old, "it makes room for the new one"
+    # The same file packed in another way makes room; another file's content may still be somewhere.
+    kept = {packed_files.entry_of(gguf, packing)} | ({old} if what == "file" else set())
+    assert set(entries()) == kept
     assert (after == before) == (what in ("torch", "cpu", "version"))
 
 

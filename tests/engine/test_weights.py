@@ -150,7 +150,7 @@ def test_the_cpu_decides_where_nobody_does(
     monkeypatch: pytest.MonkeyPatch, cpu: str, units: tuple[str, ...], most: int, dense: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(units, True) )
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(units, True))
     assert (Packing().num_packed, Packing(most_tokens=3).num_packed, EXACT.num_packed) == (most, 3, 0)
     assert (Packing().dense_dtype, EXACT.dense_dtype) == (dense, torch.float32)
     assert Packing(bfloat16=False).dense_dtype == torch.float32 and Packing(bfloat16=True).num_packed == 16
