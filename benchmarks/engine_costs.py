@@ -39,6 +39,8 @@ TARGETS = {"prefill": {TRANSFORMERS: 1.1, LLAMA_CPP: 1.5}, "decode": {TRANSFORME
 """How many times as fast as a peer the packed engine is to be."""
 
 Run = Callable[[list[int], int], Timing]
+Now = Callable[[], float]
+"""A clock, in seconds."""
 
 
 def make_engine(weights: str, prefix_cache: str = "none") -> Engine:
@@ -47,19 +49,19 @@ def make_engine(weights: str, prefix_cache: str = "none") -> Engine:
     return Engine("smollm2", EngineConfig(limits, num_blocks=8192, prefix_cache=prefix_cache, weights=weights))
 
 
-def run_engine(engine: Engine, prompt: list[int], steps: int) -> Timing:
+def run_engine(engine: Engine, prompt: list[int], steps: int, now: Now) -> Timing:
     """One request alone: its first step reads the prompt, each other writes a token."""
     engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=steps + 1, ignore_eos=True))
-    tokens, times = list[int](), [time.perf_counter()]
+    tokens, times = list[int](), [now()]
     while engine.has_work:
         (progress,) = engine.step()
         tokens += progress.tokens
-        times.append(time.perf_counter())
+        times.append(now())
     return Timing(times[1] - times[0], (times[-1] - times[1]) / steps, tokens)
 
 
-def llama_cpp() -> Run:
-    """llama.cpp's server in this process, with its own clock: nothing of HTTP is in the figures."""
+def llama_cpp(now: Now) -> Run:
+    """llama.cpp's server in this process, without HTTP: what one token costs, and how much more many cost."""
     import xllamacpp
 
     options = xllamacpp.CommonParams()
@@ -68,15 +70,21 @@ def llama_cpp() -> Run:
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = torch.get_num_threads()
     server = xllamacpp.Server(options)
 
+    def seconds(prompt: list[int], tokens: int) -> float:
+        start = now()
+        server.handle_completions({
+            "prompt": prompt, "n_predict": tokens, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True
+        })  # fmt: skip
+        return now() - start
+
     def run(prompt: list[int], steps: int) -> Timing:
-        wanted = {"prompt": prompt, "n_predict": steps + 1, "temperature": 0.0, "cache_prompt": False}
-        times = server.handle_completions({**wanted, "ignore_eos": True})["timings"]
-        return Timing(times["prompt_ms"] / 1000, times["predicted_ms"] / 1000 / times["predicted_n"], [])
+        prefill = seconds(prompt, 1)
+        return Timing(prefill, (seconds(prompt, steps + 1) - prefill) / steps, [])
 
     return run
 
 
-def measure_speed(rounds: int, prompt_tokens: int, steps: int) -> None:
+def measure_speed(rounds: int, prompt_tokens: int, steps: int, now: Now) -> None:
     """Prefill and decode of one request, as ratios to every peer."""
     import transformers
 
@@ -86,12 +94,12 @@ def measure_speed(rounds: int, prompt_tokens: int, steps: int) -> None:
     peer = transformers.AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32).eval()
     packed, plain = make_engine("stored"), make_engine("fp32")
     sides: dict[str, Run] = {
-        PACKED: lambda prompt, steps: run_engine(packed, prompt, steps),
-        PLAIN: lambda prompt, steps: run_engine(plain, prompt, steps),
-        TRANSFORMERS: lambda prompt, steps: run_transformers(peer, prompt, steps),
+        PACKED: lambda prompt, steps: run_engine(packed, prompt, steps, now),
+        PLAIN: lambda prompt, steps: run_engine(plain, prompt, steps, now),
+        TRANSFORMERS: lambda prompt, steps: run_transformers(peer, prompt, steps, now, rows=1),
     }
     try:
-        sides[LLAMA_CPP] = llama_cpp()
+        sides[LLAMA_CPP] = llama_cpp(now)
     except ImportError:
         print("llama.cpp: *not verified here*, xllamacpp is not installed")
     choose, found = random.Random(0), list[dict[str, Timing]]()
@@ -257,7 +265,12 @@ PARTS = (
     Part("scheduler", lambda given: measure_scheduler(256, 4 if given.quick else 20)),
     Part("prefix", lambda given: measure_prefix_cache(("hash", "radix"), 8, 256, 32 if given.quick else 128)),
     Part("loading", lambda given: measure_loading(1 if given.quick else 5)),
-    Part("speed", lambda given: measure_speed(given.rounds, given.prompt_tokens, given.steps)),
+    Part(
+        "speed",
+        lambda given: measure_speed(
+            given.rounds, given.prompt_tokens, given.steps, time.process_time if given.cpu_time else time.perf_counter
+        ),
+    ),
 )
 
 
@@ -266,6 +279,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--cpu-time", action="store_true",
+                        help="compare CPU time, for a machine that has other work; best with one thread")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--steps", type=int, default=48)
@@ -273,7 +288,8 @@ def main() -> None:
     machine = facts()
     print(f"{machine.cpu}, {machine.logical_cores} cores, {torch.get_num_threads()} threads, "
           f"load {os.getloadavg()[0]:.1f}; torch {machine.torch}, Python {machine.python}")  # fmt: skip
-    print(f"packed product up to {Packing().num_packed} tokens, dense product in {Packing().dense_dtype}")
+    print(f"speeds in {'CPU' if given.cpu_time else 'wall'} time; "
+          f"packed product up to {Packing().num_packed} tokens, dense product in {Packing().dense_dtype}")  # fmt: skip
     for part in PARTS:
         if given.only is None or part.name in given.only:
             part.run(given)
