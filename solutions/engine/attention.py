@@ -171,11 +171,13 @@ def _mask(hidden: Tensor) -> Tensor:
 
 
 def _attend_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
-    """`[requests, heads, head_dim]`, one query each, over `[requests, length, kv_heads, head_dim]`."""
-    read = F.scaled_dot_product_attention(
-        q[:, :, None], keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale, enable_gqa=True
-    )
-    return read[:, :, 0]
+    """`[requests, heads, head_dim]`, one query each, over `[requests, length, kv_heads, head_dim]`.
+
+    The heads of a group are handed over as queries of one head, so that its keys and values are read once.
+    """
+    grouped = q.unflatten(1, (keys.shape[2], -1))
+    read = F.scaled_dot_product_attention(grouped, keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale)
+    return read.flatten(1, 2)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scale: float | None = None) -> Tensor:

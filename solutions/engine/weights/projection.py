@@ -49,7 +49,7 @@ class PackedProjection:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`[tokens, in] -> [tokens, out]` float32."""
-        if 0 < len(inputs) <= self._num_packed:
+        if 0 < inputs.shape[0] <= self._num_packed:
             return self.packed(inputs)
         dense = self.packed.dequantized().to(self._dtype) if self._dense is None else self._dense
         return F.linear(inputs.to(self._dtype), dense).to(torch.float32)
