@@ -46,7 +46,7 @@ Now = Callable[[], float]
 def make_engine(weights: str, prefix_cache: str = "none") -> Engine:
     """The bundled model, with room for everything that is measured here."""
     limits = SchedulerConfig(max_running=256, token_budget=2048)
-    return Engine("smollm2", EngineConfig(limits, num_blocks=8192, prefix_cache=prefix_cache, weights=weights))
+    return Engine("smollm2", EngineConfig(limits, num_blocks=2048, prefix_cache=prefix_cache, weights=weights))
 
 
 def run_engine(engine: Engine, prompt: list[int], steps: int, now: Now) -> Timing:

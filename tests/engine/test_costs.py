@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from solutions.engine.attention import PagedAttention
 from solutions.engine.kv_manager import KVManager
+from solutions.engine.kv_pool import KVPool, KVShape
 from solutions.engine.request import FinishReason, Request
 from solutions.engine.sampling_params import SamplingParams
 from solutions.engine.scheduler import Scheduler, SchedulerConfig
-from solutions.engine.step import Step
+from solutions.engine.step import Step, Work
 from solutions.kv_cache.block_table import BlockTable
 from solutions.kv_cache.blocks import BlockAllocator
 
@@ -163,3 +167,25 @@ def test_writing_does_not_search_the_cache(cache: str) -> None:
     assert len(inserted) == 2
     scheduler.finish(request, FinishReason.STOP)
     assert inserted[2:] == [60 * SIZE] and memory.num_cached == 60
+
+
+def test_a_long_text_does_not_make_its_neighbours_long() -> None:
+    shape = KVShape(num_layers=1, num_parts=2, num_heads=1, head_dim=2)
+    pool, read = KVPool(shape, 1000, SIZE), list[int]()
+    plain = pool.read
+
+    def counting(layer: int, blocks: Tensor | slice) -> tuple[Tensor, ...]:
+        parts = plain(layer, blocks)
+        read.append(parts[0].numel() // 2)
+        return parts
+
+    pool.read = counting  # type: ignore[method-assign]
+    memory, work = KVManager(1000, SIZE), list[Work]()
+    lengths = [5, 11, 1999, 6, 12, 9, 40]
+    for number, length in enumerate(lengths):
+        request = request_of(memory, number, length)
+        slots, _ = memory.reserve(request, length)
+        work.append(Work(request, length - 1, (1,), 0, (slots[-1],), tuple(request.table.blocks), True))
+    row = torch.ones(len(work), 1, 2)
+    PagedAttention(pool, tuple(work))(0, row, row, row)
+    assert sum(lengths) <= sum(read) <= 4 * sum(lengths)
