@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,25 @@ class Int4Product:
             )
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
         self._shared = torch.stack((scale, middle), -1).to(torch.bfloat16).transpose(0, 1).contiguous()
+
+    @classmethod
+    def restored(cls, packed: Tensor, shared: Tensor, columns: int) -> Self:
+        """The product that held these, by the same torch on a CPU of the same kind: the order of codes depends on both.
+
+        Args:
+            packed: its codes.
+            shared: its scales and middles.
+            columns: of the matrix.
+        """
+        product = cls.__new__(cls)
+        product._packed, product._shared = packed, shared
+        product.group_size = columns // len(shared)
+        return product
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Its codes, and its scales and middles, as `restored` takes them."""
+        return self._packed, self._shared
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """`[tokens, in]` -> `[tokens, out]` float32; the product reads its inputs in bfloat16."""

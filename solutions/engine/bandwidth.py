@@ -1,4 +1,4 @@
-"""How near decoding comes to its bound: a token costs the reading of every weight, and of the keys and values so far."""
+"""How near decoding comes to its bound: a token costs the reading of every weight, and of keys and values so far."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from labkit import machine
+from labkit.probing import machine_bounds
 
 from .engine import Engine
 from .sampling_params import SamplingParams
@@ -59,7 +60,7 @@ def decode_speed(engine: Engine, num_prompt: int, num_steps: int) -> DecodeSpeed
         start = time.perf_counter()
         engine.step()  # ends when its tokens are here, so that a GPU is waited for
         seconds.append(time.perf_counter() - start)
-    return DecodeSpeed(statistics.median(seconds), num_bytes, machine.read_bandwidth(engine.device.type))
+    return DecodeSpeed(statistics.median(seconds), num_bytes, machine_bounds(engine.device.type, quick=True).read)
 
 
 def where(device: str) -> str:

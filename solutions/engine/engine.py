@@ -357,7 +357,10 @@ class Engine:
 
     def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, Verdict]:
         """The tokens that each request grows by, and which drafts are among them."""
-        adjusted = adjust_logits(logits[self._indices([row.index for row in rows])], rows)
+        wanted = [row.index for row in rows]
+        # Each row once, in order, is what a step of decodes wants; then nothing has to be copied.
+        is_whole = not masks and wanted == list(range(len(logits)))
+        adjusted = adjust_logits(logits if is_whole else logits[self._indices(wanted)], rows)
         allowed = {
             place: masks[row.request].result()[row.node + 1]
             for place, row in enumerate(rows)

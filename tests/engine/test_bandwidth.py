@@ -8,10 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from labkit import machine
 from labkit.checkpoints import load_tokenizer
 from labkit.config import ModelConfig
 from labkit.decoder import random_weights
+from labkit.probing import machine_bounds
 from solutions.engine import Engine, EngineConfig
 from solutions.engine.__main__ import app
 from solutions.engine.bandwidth import decode_speed
@@ -39,12 +39,12 @@ def test_nobody_guesses_what_codes_and_experts_take(get_family: GetFamily, tiny_
         assert engine.decode_bytes(1) is None and decode_speed(engine, 2, 2) is None
 
 
-def test_the_share_is_of_the_bandwidth(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "read_bandwidth", lambda device: {"cpu": 2e9}[device])
+def test_the_share_is_of_the_bandwidth(make_engine: Any) -> None:
+    bounds = machine_bounds("cpu", quick=True)
     engine = make_engine()
     speed = decode_speed(engine, 6, 4)
     assert speed is not None and speed.num_bytes == engine.decode_bytes(6 + 2)
-    assert speed.share == pytest.approx(speed.num_bytes / (2e9 * speed.seconds))
+    assert speed.share == pytest.approx(speed.num_bytes / (bounds.read * speed.seconds))
     engine.check_idle()
 
 
