@@ -29,8 +29,9 @@
 # %%
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -41,8 +42,6 @@ from pathlib import Path
 
 import httpx
 import torch
-
-os.environ["TQDM_DISABLE"] = "1"  # the bars of the readers
 import transformers
 import xllamacpp
 from openai import OpenAI
@@ -99,7 +98,7 @@ ours = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
 options = xllamacpp.CommonParams()
 options.model.path = str(bundled_gguf())
 options.port, options.n_parallel, options.n_ctx = free_port(), USERS, USERS * 512
-options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 2
+options.cpuparams.n_threads = options.cpuparams_batch.n_threads = torch.get_num_threads()
 options.verbosity = 0
 llama_cpp = xllamacpp.Server(options)
 theirs = OpenAI(base_url=f"{llama_cpp.listening_address}/v1", api_key="none")
@@ -211,7 +210,8 @@ def ours_of(path: Path) -> torch.Tensor:
 
 def by_transformers(path: Path) -> torch.Tensor:
     """What transformers says, which unpacks the file with compressed-tensors."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with torch.inference_mode():
         return scored(model(ids).logits)
 
@@ -220,7 +220,7 @@ def by_llama_cpp(path: Path) -> torch.Tensor:
     """What llama.cpp says: each token is asked for by itself, forced by a bias that its own probability is free of."""
     options = xllamacpp.CommonParams()
     options.model.path, options.n_ctx, options.n_parallel, options.verbosity = str(path), 512, 1, 0
-    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 2
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = torch.get_num_threads()
     server, found = xllamacpp.Server(options), []
     for place in range(1, ids.shape[1]):
         reply = server.handle_completions({
