@@ -42,8 +42,6 @@ from pathlib import Path
 
 import httpx
 import torch
-import transformers
-import xllamacpp
 from openai import OpenAI
 
 from labkit.checkpoints import load_tokenizer
@@ -55,6 +53,10 @@ from labkit.notebook.style import panels, use_style
 from solutions.planning.hardware import RTX_5060
 from solutions.planning.model_shape import BYTES, KNOWN
 from solutions.quantization.loading import load_quantized
+
+with contextlib.redirect_stderr(io.StringIO()):  # one of them misses a library for progress bars
+    import transformers
+    import xllamacpp
 
 use_style()
 work = Path(tempfile.mkdtemp(prefix="engines-"))
