@@ -212,9 +212,8 @@ def ours_of(path: Path) -> torch.Tensor:
 
 def by_transformers(path: Path) -> torch.Tensor:
     """What transformers says, which unpacks the file with compressed-tensors."""
-    with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
+    with contextlib.redirect_stderr(io.StringIO()), torch.inference_mode():  # it draws progress bars
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    with torch.inference_mode():
         return scored(model(ids).logits)
 
 
