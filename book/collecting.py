@@ -115,6 +115,8 @@ class Collector:
         below = sorted({path / one.relative_to(path).parts[0] for one in self._code.files if path in one.parents[1:]})
         lines = [f"- [{one.name}/]({relative(page_of(one, self._root) or one, page)})" for one in below]
         lines += [f"- {source_link(one, page)}: {self._code.files[one].summary}" for one in inside]
+        pages = [one for one in (*self._handouts(), *self._notebooks()) if one.parent == path]
+        lines += [f"- [{one.stem}]({relative(one, page)})" for one in pages]
         self._write(page, "\n".join(["---", "orphan: true", "---", "", f"# `{path}`", "", *lines, ""]))
 
     def _write_listing(self, path: Path, above: list[str]) -> None:

@@ -123,6 +123,7 @@ def test_all_pages_of_the_workbook_can_be_collected(tmp_path: Path) -> None:
     assert line is not None
     for expected in ("solutions/kv_cache/block_table.py.md", "tests/test_task7", "solutions/engine/kv_manager.py.md"):
         assert expected in line[1]
+    assert "(01_roofline.ipynb)" in (tmp_path / "source/notebooks/index.md").read_text()
     engine = (tmp_path / "source/solutions/engine/kv_manager.py.md").read_text()
     assert "../kv_cache/block_table.py.md" in engine
     reference = (tmp_path / "source/solutions/kv_cache/block_table.py.md").read_text()
