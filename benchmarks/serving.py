@@ -25,7 +25,7 @@ import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.reporting import load_line
+from benchmarks.reporting import bounds_line, load_line
 from benchmarks.serving_contenders import continuous_batching, engine_server, llama_cpp_server, missing
 from benchmarks.serving_load import Contender, closed_loop, open_loop
 from benchmarks.serving_tables import Reports, latency_tables, throughput_head, throughput_rows
@@ -232,6 +232,7 @@ async def run(plan: Plan, threads: int, note: str) -> list[str]:
         *(f"- {line}" for line in absent),
         "- transformers' own server: *not verified here*, it needs `accelerate`, which the workbook does not install",
         "- on a GPU: *not verified here*" if machine.gpu is None else "- there is a GPU, not used by this benchmark",
+        f"- {bounds_line()}",
         f"- {load_line('at the start')}",
     ]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

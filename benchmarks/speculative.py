@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.reporting import load_line, spread
+from benchmarks.reporting import bounds_line, load_line, spread
 from labkit.checkpoints import CheckpointError, Model, load
 from labkit.drafting import Draft, DraftTree, Round
 from labkit.machine import facts
@@ -322,6 +322,7 @@ def main() -> None:
         f"torch {machine.torch}, transformers {transformers.__version__}, float32, greedy, "
         f"{arguments.new_tokens} tokens a text"
     )
+    print(bounds_line())
     print(load_line("at the start"))
     costs = {}
     for size in (1, *arguments.batches):

@@ -44,6 +44,7 @@ from labkit.notebook.animation import animate
 from labkit.notebook.palette import BLUE, GREEN, LINES, ORANGE, QUIET, RED
 from labkit.notebook.pictures import Cell, draw_memory, draw_timeline
 from labkit.notebook.style import panels, use_style
+from labkit.probing import machine_bounds
 from solutions.engine.engine import Engine, EngineConfig
 from solutions.engine.grammar import Constraint
 from solutions.engine.kv_manager import KVManager
@@ -58,6 +59,7 @@ from solutions.planning.model_shape import KNOWN
 from solutions.planning.roofline import Serving
 
 use_style()
+print(machine_bounds(quick=True).line())
 
 # %% tags=["parameters"]
 # How much is served; more is slower.

@@ -50,6 +50,7 @@ from labkit.decoder import full_attention
 from labkit.notebook import Digest, check_answer
 from labkit.notebook.palette import BLUE, GREEN, LINES, ORANGE, QUIET
 from labkit.notebook.style import panels, use_style
+from labkit.probing import machine_bounds
 from solutions.planning.hardware import RTX_5060
 from solutions.planning.model_shape import BYTES, KNOWN
 from solutions.quantization.loading import load_quantized
@@ -60,6 +61,7 @@ with contextlib.redirect_stderr(io.StringIO()):  # one of them misses a library 
 
 use_style()
 work = Path(tempfile.mkdtemp(prefix="engines-"))
+print(machine_bounds(quick=True).line())
 
 # %% tags=["parameters"]
 # How much is asked; more is slower.

@@ -56,6 +56,7 @@ from labkit.instruments.recorder import Recorder  # noqa: E402
 from labkit.notebook import Digest, check_answer, open_lab  # noqa: E402
 from labkit.notebook.palette import BLUE, GREEN, LINES, ORANGE, QUIET, RED  # noqa: E402
 from labkit.notebook.style import panels, use_style  # noqa: E402
+from labkit.probing import machine_bounds  # noqa: E402
 from labkit.probing.timing import Effort, clock_of, time_of  # noqa: E402
 from labkit.specs import Checkpoint  # noqa: E402
 from solutions.planning.hardware import H100  # noqa: E402
@@ -71,6 +72,7 @@ use_style()
 model = Checkpoint("smollm2").build()
 config = model.config
 clock = clock_of("cpu")
+print(machine_bounds("cpu", quick=True).line())
 
 # %% tags=["parameters"]
 # How much is measured; more is slower and smoother.

@@ -95,6 +95,11 @@ class MachineBounds:
         """FLOP per second under the roof, for work of so many FLOP per byte."""
         return min(self.flops(dtype), intensity * self.read)
 
+    def line(self) -> str:
+        """The bounds in one line, for the head of a notebook or a benchmark."""
+        rates = ", ".join(f"{self.flops(dtype) / 1e9:,.0f} GFLOP/s in {dtype}" for dtype in self.products)
+        return f"{self.name}: reads {self.read / 1e9:.1f} GB/s, multiplies {rates or 'at a rate nobody measured'}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, all numbers in base units, with the ridge points beside what they follow from."""
         ridges = {dtype: self.ridge(dtype) for dtype in self.products}

@@ -44,6 +44,11 @@ def test_a_dtype_that_is_missing_is_refused_with_the_reason(bounds: MachineBound
         bounds.ridge("int3")
 
 
+def test_one_line_tells_the_bounds(bounds: MachineBounds) -> None:
+    line = bounds.line()
+    assert line.startswith("Toy 9000: reads 100.0 GB/s, multiplies ") and "10,000 GFLOP/s in bf16" in line
+
+
 def test_json_comes_back_as_it_went_and_says_its_ridges(bounds: MachineBounds) -> None:
     told = json.loads(json.dumps(bounds.to_json()))
     assert MachineBounds.from_json(told) == bounds
