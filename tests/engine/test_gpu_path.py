@@ -27,11 +27,11 @@ from solutions.speculative.ngram import NgramDrafter
 from tests.engine.pretended_gpu import DEVICE, PretendedGpu
 
 CONFIG = ModelConfig.tiny(vocab_size=49_152, num_layers=2)
-PROMPTS = [[7, 400, 31, 31, 2000, 9], [5], list(range(100, 137)), [7, 400, 31, 31, 2000, 9, 11, 12]]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PROMPTS = [[7, 400, 31, 31, 2000, 9], [5], list(range(100, 119)), [7, 400, 31, 31, 2000, 9, 11, 12]]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 DRAWN = SamplingParams(
     temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=3,
-    logit_bias=((9, 1.0), (9, -0.5)), max_tokens=8, ignore_eos=True,
+    logit_bias=((9, 1.0), (9, -0.5)), max_tokens=5, ignore_eos=True,
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def make_engine(model: LoadedModel, **settings: Any) -> Engine:
     return Engine(model, config)
 
 
-TIGHT = dict(block_size=4, num_blocks=13)
+TIGHT = dict(block_size=4, num_blocks=9)
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,18 @@ class Length:
 
 
 LENGTHS = {
-    "quick": Length(prompts=3, new_tokens=12, distributions=10, draws=4_000, grading_runs=1, schedules=200,
-                    scored_tokens=300),
-    "full": Length(prompts=50, new_tokens=48, distributions=300, draws=40_000, grading_runs=3, schedules=10_000,
-                   scored_tokens=1_500),
+    "quick": Length(
+        prompts=3, new_tokens=12, distributions=10, draws=4_000, grading_runs=1, schedules=200, scored_tokens=300
+    ),
+    "full": Length(
+        prompts=50,
+        new_tokens=48,
+        distributions=300,
+        draws=40_000,
+        grading_runs=3,
+        schedules=10_000,
+        scored_tokens=1_500,
+    ),
 }
 
 
