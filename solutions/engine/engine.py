@@ -53,7 +53,8 @@ class EngineConfig:
         packing: how quantized ones run.
         kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8" or "fp8"; None for the model's type.
         speculation: who drafts: a name in `speculation.DRAFTERS`, or more to say about it; None for plain decoding.
-        device: "cpu" or "cuda"; None means a GPU if there is one. A model that is loaded already stays where it is.
+        device: "cpu" or "cuda"; None means a GPU if there is one, and a CPU for weights in codes. A model that is loaded
+            already stays where it is.
         attention: "torch" or "triton"; see `back_end.make_runner`, as for all that follows.
         cuda_graphs: whether steps in which all decode are recorded, and replayed in one launch.
         compile: whether such steps are compiled by torch.
@@ -127,7 +128,7 @@ class Engine:
             if config.device not in (None, lies_on):
                 raise ValueError(f"device is {config.device!r}, and the model was loaded to {lies_on!r}")
         else:
-            loaded = load(model, config.weights, config.packing, choose_device(config.device))
+            loaded = load(model, config.weights, config.packing, choose_device(config.device, config.weights))
         context = min(config.scheduler.max_context, loaded.model.max_context)
         self.config = replace(config, scheduler=replace(config.scheduler, max_context=context))
         self.tokenizer = loaded.tokenizer

@@ -23,6 +23,7 @@ from solutions.engine.models.loading import LoadedModel
 from solutions.engine.padded_decoding import PaddedDecoding
 from solutions.engine.scheduler import SchedulerConfig
 from solutions.engine.speculation import SpeculationConfig
+from solutions.engine.weights.loading import load
 from solutions.speculative.ngram import NgramDrafter
 from tests.engine.pretended_gpu import DEVICE, PretendedGpu
 
@@ -151,6 +152,11 @@ def test_a_model_stays_where_it_was_loaded(gpu: PretendedGpu, model_there: Loade
         make_engine(model_there, device="cpu")
 
 
+def test_packed_products_are_a_cpus() -> None:
+    with pytest.raises(ValueError, match="'int4' of this model run on device 'cpu' only, got 'cuda'"):
+        load("smollm2", "int4", device="cuda")
+
+
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device(None) == choose_device("cpu") == torch.device("cpu")
@@ -158,4 +164,5 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=message):
             choose_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device(None) == choose_device("cuda") == torch.device("cuda")
+    assert choose_device(None) == choose_device("cuda") == choose_device(None, "bf16") == torch.device("cuda")
+    assert choose_device(None, "int4") == torch.device("cpu")
