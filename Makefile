@@ -119,6 +119,7 @@ bench: setup ## The reference beside transformers, the kernels beside torch's: r
 	@$(PY) -m benchmarks.decode_beside_transformers
 	@$(PY) -m benchmarks.speculative
 	@$(PY) -m benchmarks.kernels --quick
+	@$(PY) -m benchmarks.engine_costs --quick
 
 # Needs no environment, since it is what to ask when setting up fails.
 doctor: ## What this machine has, what it lacks, and what to do about each

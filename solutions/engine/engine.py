@@ -52,8 +52,8 @@ class EngineConfig:
         kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8" or "fp8"; None for the model's type.
         speculation: who drafts: a name in `speculation.DRAFTERS`, or more to say about it; None or "none" for plain
             decoding.
-        device: "cpu" or "cuda"; None means a GPU if there is one, and a CPU for weights in codes. A model that is loaded
-            already stays where it is.
+        device: "cpu" or "cuda"; None means a GPU if there is one, and a CPU for weights in codes. A `LoadedModel` stays
+            where it is.
         attention: "torch" or "triton"; see `back_end.make_runner`, as for all that follows.
         cuda_graphs: whether steps in which all decode are recorded, and replayed in one launch.
         compile: whether such steps are compiled by torch.
@@ -346,11 +346,12 @@ class Engine:
 
     def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, Verdict]:
         """The tokens that each request grows by, and which drafts are among them."""
-        adjusted = adjust_logits(logits[self._indices([row.index for row in rows])], rows)
+        wanted = [row.index for row in rows]
+        # Each row once, in order, is what a step of decodes wants; then nothing has to be copied.
+        is_whole = not masks and wanted == list(range(len(logits)))
+        adjusted = adjust_logits(logits if is_whole else logits[self._indices(wanted)], rows)
         allowed = {
-            place: masks[row.request].result()[row.node + 1]
-            for place, row in enumerate(rows)
-            if row.request in masks
+            place: masks[row.request].result()[row.node + 1] for place, row in enumerate(rows) if row.request in masks
         }
         # Behind a draft that the grammar forbids nothing is allowed, and nothing will be read either.
         allowed = {place: mask for place, mask in allowed.items() if bool(mask.any())}
