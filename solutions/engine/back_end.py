@@ -13,22 +13,24 @@ from .kv_pool import KVPool
 from .model_runner import ModelRunner
 from .models.blocks import Decoder
 from .padded_decoding import PaddedDecoding, as_it_is
+from .weights.loading import PLAIN
 
 ATTENTIONS = ("torch", "triton")
 DEVICES = ("cpu", "cuda")
 
 
-def choose_device(name: str | None) -> torch.device:
+def choose_device(name: str | None, weights: str = "fp32") -> torch.device:
     """The device of a name.
 
     Args:
-        name: "cpu" or "cuda"; None means a GPU if there is one.
+        name: "cpu" or "cuda"; None means a GPU if there is one that can hold the weights.
+        weights: their format.
 
     Raises:
         ValueError: another name, or there is no GPU.
     """
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() and weights in PLAIN else "cpu")
     if name not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)} or None, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():

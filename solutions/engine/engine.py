@@ -17,21 +17,19 @@ from labkit.checks import check_tokens
 
 from .back_end import choose_device, make_runner
 from .detokenizer import TextStream
-from .drafters import NamedDrafters
-from .features import FeaturePool
+from .drafters import make_speculator
 from .grammar import Constraint, GrammarCompiler, Matcher
 from .judging import Verdict
 from .kv_formats import kv_format
 from .kv_manager import KVManager
 from .kv_pool import KVPool
 from .metrics import Metrics
-from .models.blocks import Decoder
 from .models.loading import LoadedModel
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
 from .sampler import Row, adjust_logits, distribution, logprobs_of, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerConfig
-from .speculation import SpeculationConfig, Speculator
+from .speculation import SpeculationConfig
 from .step import Step
 from .weights.loading import load
 from .weights.packing import Packing
@@ -52,8 +50,10 @@ class EngineConfig:
         weights: how they are held, a name in `weights.formats`; a `LoadedModel` keeps its own.
         packing: how quantized ones run.
         kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8" or "fp8"; None for the model's type.
-        speculation: who drafts: a name in `speculation.DRAFTERS`, or more to say about it; None for plain decoding.
-        device: "cpu" or "cuda"; None means a GPU if there is one. A model that is loaded already stays where it is.
+        speculation: who drafts: a name in `speculation.DRAFTERS`, or more to say about it; None or "none" for plain
+            decoding.
+        device: "cpu" or "cuda"; None means a GPU if there is one, and a CPU for weights in codes. A `LoadedModel` stays
+            where it is.
         attention: "torch" or "triton"; see `back_end.make_runner`, as for all that follows.
         cuda_graphs: whether steps in which all decode are recorded, and replayed in one launch.
         compile: whether such steps are compiled by torch.
@@ -127,7 +127,7 @@ class Engine:
             if config.device not in (None, lies_on):
                 raise ValueError(f"device is {config.device!r}, and the model was loaded to {lies_on!r}")
         else:
-            loaded = load(model, config.weights, config.packing, choose_device(config.device))
+            loaded = load(model, config.weights, config.packing, choose_device(config.device, config.weights))
         context = min(config.scheduler.max_context, loaded.model.max_context)
         self.config = replace(config, scheduler=replace(config.scheduler, max_context=context))
         self.tokenizer = loaded.tokenizer
@@ -142,7 +142,10 @@ class Engine:
         )  # fmt: skip
         self._weight_bytes = loaded.model.num_bytes_read if loaded.model.is_static else None
         self._token_bytes = pool.num_bytes_per_token
-        self._speculator, features = self._speculation(config, loaded.model)
+        self._speculator, features = make_speculator(
+            config.speculation, loaded.model, lambda: self.num_running, config.num_blocks, config.block_size,
+            config.num_host_blocks,
+        )  # fmt: skip
         self._runner = make_runner(
             loaded.model, pool, config.scheduler.max_running, context, features, attention=config.attention,
             cuda_graphs=config.cuda_graphs, compile=config.compile,
@@ -309,20 +312,6 @@ class Engine:
         assert not self.has_work, "the engine is at work"
         self._memory.check_idle()
 
-    def _speculation(self, config: EngineConfig, model: Decoder) -> tuple[Speculator | None, FeaturePool | None]:
-        """Who drafts, and where what it reads of the model is kept."""
-        wanted = config.speculation
-        if wanted is None:
-            return None, None
-        if isinstance(wanted, str):
-            wanted = SpeculationConfig(wanted)
-        if not isinstance(wanted.drafter, str):
-            make = wanted.drafter
-            return Speculator(lambda request: make(), wanted.num_drafts, self._vocab_size), None
-        sizes = config.num_blocks, config.block_size, config.num_host_blocks
-        named = NamedDrafters(wanted, model, *sizes, lambda: self.num_running)
-        return Speculator(named, wanted.num_drafts, self._vocab_size), named.features
-
     def _matcher(self, constraint: Constraint | None) -> Matcher | None:
         """Follows one answer; the vocabulary is made ready for it when the first constraint comes."""
         if constraint is None:
@@ -362,9 +351,7 @@ class Engine:
         is_whole = not masks and wanted == list(range(len(logits)))
         adjusted = adjust_logits(logits if is_whole else logits[self._indices(wanted)], rows)
         allowed = {
-            place: masks[row.request].result()[row.node + 1]
-            for place, row in enumerate(rows)
-            if row.request in masks
+            place: masks[row.request].result()[row.node + 1] for place, row in enumerate(rows) if row.request in masks
         }
         # Behind a draft that the grammar forbids nothing is allowed, and nothing will be read either.
         allowed = {place: mask for place, mask in allowed.items() if bool(mask.any())}
