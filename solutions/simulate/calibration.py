@@ -23,6 +23,7 @@ from .step_time import StepTimeModel
 from .workload import Stream, TimedRequest
 
 WARM_UP_TOKENS = 8
+"""Steps that nobody times, before the first that somebody does."""
 
 
 @dataclass(frozen=True)
