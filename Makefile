@@ -125,6 +125,7 @@ bench: setup ## The reference beside transformers, the kernels beside torch's: r
 	@$(PY) -m benchmarks.decode_beside_transformers
 	@$(PY) -m benchmarks.speculative
 	@$(PY) -m benchmarks.kernels --quick
+	@$(PY) -m benchmarks.engine_costs --quick
 
 measure: setup ## What this machine can do at most: bandwidth, products, launches [DEVICE=cpu] [PLOT=roof.png]
 	@$(PY) tools/measure_gpu.py $(if $(DEVICE),--device "$(DEVICE)") $(if $(PLOT),--plot "$(PLOT)")

@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,19 +50,27 @@ def run_reference(model: CachedDecoder, prompt: list[int], steps: int) -> Timing
     return Timing(decoded_from - start, (end - decoded_from) / steps, tokens)
 
 
-def run_transformers(model: transformers.PreTrainedModel, prompt: list[int], steps: int) -> Timing:
+def run_transformers(
+    model: transformers.PreTrainedModel, prompt: list[int], steps: int,
+    clock: Callable[[], float] = time.perf_counter, rows: int = 0,
+) -> Timing:  # fmt: skip
     """Time transformers with its own cache, one forward call a step, without its generation loop.
 
-    Both sides compute the logits of every prompt token.
+    Args:
+        model: the peer.
+        prompt: token ids.
+        steps: of decoding.
+        clock: in seconds.
+        rows: logits of the prompt that are computed, counted from its end; 0 for all.
     """
-    start = time.perf_counter()
-    out = model(torch.tensor([prompt]), use_cache=True)
+    start = clock()
+    out = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=rows)
     tokens = [int(out.logits[0, -1].argmax())]
-    decoded_from = time.perf_counter()
+    decoded_from = clock()
     for _ in range(steps):
         out = model(torch.tensor([[tokens[-1]]]), past_key_values=out.past_key_values, use_cache=True)
         tokens.append(int(out.logits[0, -1].argmax()))
-    end = time.perf_counter()
+    end = clock()
     return Timing(decoded_from - start, (end - decoded_from) / steps, tokens)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -10,14 +9,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from labkit.checkpoints import folder, gguf_file
 from labkit.checkpoints.errors import CheckpointError
 from labkit.checkpoints.gguf_tokenizer import read_tokenizer
+from labkit.checkpoints.locking import exclusive
 from labkit.paths import cache_dir
 from labkit.tokenizer import write_tokenizer
 
@@ -70,7 +68,7 @@ def fetch(progress: gguf_file.Progress | None = None, *, again: bool = False) ->
     if not again and _is_current(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(target.with_suffix(".lock")):
+    with exclusive(target.with_suffix(".lock")):
         if not again and _is_current(target):
             return target
         # Whoever holds the lock is alone: temporary folders found now were left by a process that died.
@@ -124,14 +122,6 @@ def _is_current(path: Path) -> bool:
 def _stamp(sizes: dict[str, int]) -> dict[str, Any]:
     """Describe a converted folder: how and from what it was made, and the size of its files in bytes."""
     return {"format": _FORMAT, "sha256": SHA256, "files": sizes}
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; the system releases it even if this process is killed."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _download(into: Path) -> Path:

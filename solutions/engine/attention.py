@@ -12,7 +12,6 @@ from .kv_pool import KVPool
 from .models.packed_attention import LatentMaps
 from .step import Work
 
-
 Blocks = Tensor | slice
 """Ids of blocks, int64; a slice if they follow each other in the pool and can be read where they lie."""
 
@@ -22,12 +21,14 @@ class _Singles:
     """What requests with a single token see.
 
     Args:
+        rows: where they stand in the pass, int64 `[requests]`.
         blocks: ids `[requests, blocks]`; the blocks of one request alone may be a run.
         length: slots of each request that are read.
         stale: which of all `requests * length` slots hold nothing of the request, int64; None if all do.
         mask: added to scores, 0 or −inf, `[requests, 1, 1, length]`; None if all is seen.
     """
 
+    rows: Tensor
     blocks: Blocks
     length: int
     stale: Tensor | None
@@ -37,7 +38,8 @@ class _Singles:
 @dataclass(frozen=True)
 class _Piece:
     """Several tokens of one request: where they stand in the pass, the blocks that they see, how many tokens these
-    hold, and which of those each query sees, `[queries, length]`; None if each sees all up to itself, from the first."""
+    hold, and which of those each query sees, `[queries, length]`; None if these are all of a text, read for the first
+    time, and each query sees what is before it, and itself."""
 
     rows: slice
     blocks: Blocks
@@ -48,10 +50,10 @@ class _Piece:
 class PagedAttention:
     """Stores the new keys and values of a step, and lets each query read its own request's, up to itself.
 
-    Requests that compute a single token are padded to the longest of them and attend together; what lies behind a
-    request's end is masked. Longer pieces attend one after the other, against keys that are theirs alone. Whoever
-    attends alone reads its keys in place if its blocks follow each other, and gathers them if not. In a layer with a
-    window nobody reads blocks that lie before it.
+    Requests that compute a single token attend together with those of about their length, padded to the longest of
+    them; what lies behind a request's end is masked. Longer pieces attend one after the other, against keys that are
+    theirs alone. Whoever attends alone reads its keys in place if its blocks follow each other, and gathers them if
+    not. In a layer with a window nobody reads blocks that lie before it.
 
     Args:
         pool: the memory.
@@ -67,19 +69,20 @@ class PagedAttention:
         for one in work:
             (self._short if len(one.tokens) == 1 else self._long).append((first, one))
             first += len(one.tokens)
-        self._single_rows = torch.tensor([row for row, _ in self._short], dtype=torch.int64)
         # By window: the layers of a model have few different ones.
-        self._views: dict[int | None, tuple[_Singles | None, list[_Piece]]] = {}
+        self._views: dict[int | None, tuple[list[_Singles], list[_Piece]]] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
         """See `PackedAttention`."""
         self._pool.write(layer, self._slots, k, v)
         singles, pieces = self._view(window)
-        if singles is not None and not pieces:  # every row is a single, and they stand in order
-            return _attend_one(q, *self._read(layer, singles), singles.mask)
+        if len(singles) == 1 and not pieces:  # every row is one of them, and they stand in order
+            keys, values = self._read(layer, singles[0])
+            return _attend_one(q, keys, values, singles[0].mask)
         out = torch.empty_like(q)
-        if singles is not None:
-            out[self._single_rows] = _attend_one(q[self._single_rows], *self._read(layer, singles), singles.mask)
+        for one in singles:
+            keys, values = self._read(layer, one)
+            out[one.rows] = _attend_one(q[one.rows], keys, values, one.mask)
         for piece in pieces:
             keys, values = (part[: piece.length] for part in self._pool.read(layer, piece.blocks))
             out[piece.rows] = _attend(q[piece.rows], keys, values, piece.visible)
@@ -90,10 +93,9 @@ class PagedAttention:
         self._pool.write(layer, self._slots, latents)
         singles, pieces = self._view(None)
         out = q.new_empty(*q.shape[:2], maps.v_head_dim)
-        if singles is not None:
-            (kept,) = self._read(layer, singles)
-            read = _attend_one(maps.absorb(q[self._single_rows]), kept, kept, singles.mask, maps.scale)
-            out[self._single_rows] = maps.read_out(read)
+        for one in singles:
+            (kept,) = self._read(layer, one)
+            out[one.rows] = maps.read_out(_attend_one(maps.absorb(q[one.rows]), kept, kept, one.mask, maps.scale))
         for piece in pieces:
             kept = self._pool.read(layer, piece.blocks)[0][: piece.length]
             queries = q[piece.rows]
@@ -103,44 +105,43 @@ class PagedAttention:
                 out[piece.rows] = _attend(queries, *maps.expand(kept), piece.visible, maps.scale)
         return out
 
-    def _view(self, window: int | None) -> tuple[_Singles | None, list[_Piece]]:
+    def _view(self, window: int | None) -> tuple[list[_Singles], list[_Piece]]:
         """What is seen through a window; the same for all layers that have it."""
         if window not in self._views:
             pieces = [self._piece(first, one, window) for first, one in self._long]
-            self._views[window] = self._singles(window) if self._short else None, pieces
+            self._views[window] = [self._singles(short, window) for short in _by_length(self._short)], pieces
         return self._views[window]
 
-    def _singles(self, window: int | None) -> _Singles:
-        size = self._pool.block_size
-        skipped = [_blocks_before(one.end - 1, window, size) for _, one in self._short]
-        if len(self._short) == 1:
-            (_, one), (skip,) = self._short[0], skipped
+    def _singles(self, short: list[tuple[int, Work]], window: int | None) -> _Singles:
+        size, rows = self._pool.block_size, torch.tensor([row for row, _ in short])
+        skipped = [_blocks_before(one.end - 1, window, size) for _, one in short]
+        if len(short) == 1:
+            (_, one), (skip,) = short[0], skipped
             length, blocks = one.end - skip * size, _run(one.blocks[skip:])
             seen = length if window is None else min(length, window)
             mask = None if seen == length else _mask(torch.arange(length) < length - seen)[None, None, None]
-            return _Singles(blocks if isinstance(blocks, slice) else blocks[None], length, None, mask)
-        most = max(len(one.blocks) - skip for (_, one), skip in zip(self._short, skipped, strict=True))
+            return _Singles(rows, blocks if isinstance(blocks, slice) else blocks[None], length, None, mask)
+        most = max(len(one.blocks) - skip for (_, one), skip in zip(short, skipped, strict=True))
         # Padding repeats the first block: it exists, and is masked.
         tables = torch.tensor([
             [*one.blocks[skip:], *one.blocks[:1] * (most - len(one.blocks) + skip)]
-            for (_, one), skip in zip(self._short, skipped, strict=True)
+            for (_, one), skip in zip(short, skipped, strict=True)
         ])  # fmt: skip
-        ends = torch.tensor([one.end for _, one in self._short])[:, None]
+        ends = torch.tensor([one.end for _, one in short])[:, None]
         positions = torch.tensor(skipped)[:, None] * size + torch.arange(most * size)
         behind = positions >= ends
         hidden = behind if window is None else behind | (positions < ends - window)
-        return _Singles(tables, most * size, behind.flatten().nonzero()[:, 0], _mask(hidden)[:, None, None])
+        return _Singles(rows, tables, most * size, behind.flatten().nonzero()[:, 0], _mask(hidden)[:, None, None])
 
     def _piece(self, first: int, one: Work, window: int | None) -> _Piece:
         size, count = self._pool.block_size, len(one.tokens)
         skip = _blocks_before(one.start, window, size)
         keys, queries = torch.arange(skip * size, one.end), torch.arange(one.start, one.end)[:, None]
-        visible = None
-        if one.start > 0 or window is not None:
-            visible = keys <= queries
+        visible = keys <= queries
         if window is not None:
             visible &= keys > queries - window
-        return _Piece(slice(first, first + count), _run(one.blocks[skip:]), len(keys), visible)
+        is_plain = one.start == 0 and window is None
+        return _Piece(slice(first, first + count), _run(one.blocks[skip:]), len(keys), None if is_plain else visible)
 
     def _read(self, layer: int, singles: _Singles) -> list[Tensor]:
         """Parts `[requests, length, heads, head_dim]` of a layer.
@@ -150,14 +151,23 @@ class PagedAttention:
         parts = [part.view(-1, *part.shape[-2:]) for part in self._pool.read(layer, singles.blocks)]
         if singles.stale is None:
             return [part[None, : singles.length] for part in parts]
-        return [
-            part.index_fill_(0, singles.stale, 0.0).unflatten(0, (-1, singles.length)) for part in parts
-        ]  # fmt: skip
+        return [part.index_fill_(0, singles.stale, 0.0).unflatten(0, (-1, singles.length)) for part in parts]
 
 
 def _blocks_before(position: int, window: int | None, block_size: int) -> int:
     """Blocks of which a query at a position, and all behind it, see nothing."""
     return 0 if window is None else max(position - window + 1, 0) // block_size
+
+
+def _by_length(short: list[tuple[int, Work]]) -> list[list[tuple[int, Work]]]:
+    """Requests of about one length together: no table of a group has four times the blocks of another.
+
+    Padded to one long text, many short ones would read as much as it does.
+    """
+    groups: dict[int, list[tuple[int, Work]]] = {}
+    for row, one in short:
+        groups.setdefault((len(one.blocks).bit_length() + 1) // 2, []).append((row, one))
+    return list(groups.values())
 
 
 def _run(blocks: tuple[int, ...]) -> Blocks:
@@ -172,11 +182,13 @@ def _mask(hidden: Tensor) -> Tensor:
 
 
 def _attend_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
-    """`[requests, heads, head_dim]`, one query each, over `[requests, length, kv_heads, head_dim]`."""
-    read = F.scaled_dot_product_attention(
-        q[:, :, None], keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale, enable_gqa=True
-    )
-    return read[:, :, 0]
+    """`[requests, heads, head_dim]`, one query each, over `[requests, length, kv_heads, head_dim]`.
+
+    The heads of a group are handed over as queries of one head, so that its keys and values are read once.
+    """
+    grouped = q.unflatten(1, (keys.shape[2], -1))
+    read = F.scaled_dot_product_attention(grouped, keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale)
+    return read.flatten(1, 2)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scale: float | None = None) -> Tensor:

@@ -299,7 +299,10 @@ class Engine:
 
     def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, list[int]]:
         """The tokens that each request grows by."""
-        adjusted = adjust_logits(logits[[row.index for row in rows]], rows)
+        wanted = [row.index for row in rows]
+        # Each row once, in order, is what a step of decodes wants; then nothing has to be copied.
+        is_whole = not masks and wanted == list(range(len(logits)))
+        adjusted = adjust_logits(logits if is_whole else logits[wanted], rows)
         for place, row in enumerate(rows):
             if row.request in masks:
                 allowed = masks[row.request].result()[len(row.drafts)]

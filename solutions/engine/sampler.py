@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,9 +67,9 @@ def _adjust(logits: Tensor, row: Row) -> None:
 
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """What the rows' tokens are drawn from, float64 `[rows, vocab_size]`, by those of lab 07's filters that are in use.
+    """What the rows' tokens are drawn from, float64 `[rows, vocab_size]`, by lab 07's filters, each where it is in use.
 
-    Each filter sorts the vocabulary, which costs more than a small model's layer.
+    A filter sorts the vocabulary, which costs more than a small model's layer.
 
     Args:
         logits: `[rows, vocab_size]`, adjusted and masked already.
@@ -76,12 +77,18 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """
     params = [row.request.params for row in rows]
     probs = apply_temperature(logits, [one.temperature for one in params])
-    if any(one.top_k for one in params):
-        probs = keep_top_k(probs, [one.top_k for one in params])
-    if any(one.top_p < 1.0 for one in params):
-        probs = keep_top_p(probs, [one.top_p for one in params])
-    if any(one.min_p for one in params):
-        probs = keep_min_p(probs, [one.min_p for one in params])
+    probs = _keep(probs, keep_top_k, [one.top_k for one in params], 0)
+    probs = _keep(probs, keep_top_p, [one.top_p for one in params], 1.0)
+    return _keep(probs, keep_min_p, [one.min_p for one in params], 0.0)
+
+
+def _keep(probs: Tensor, keep: Callable[[Tensor, list[Any]], Tensor], settings: list[Any], off: float) -> Tensor:
+    """Filters the rows whose setting isn't `off`: what one asks for costs the others nothing, and changes no bit."""
+    used = [place for place, setting in enumerate(settings) if setting != off]
+    if len(used) == len(settings):
+        return keep(probs, settings)
+    if used:
+        probs[used] = keep(probs[used], [settings[place] for place in used])
     return probs
 
 

@@ -167,11 +167,13 @@ class Scheduler:
                 drafts = self._drafts(request, budget - count, propose)
                 work[request] = self._give(request, count, drafts, moves)
                 budget -= len(work[request].tokens)
+        promised = self._promised_blocks() if len(self._waiting) else 0
         while not preempted and budget > 0 and (waiting := self._waiting.peek()) is not None:
-            if not self._admit(waiting, moves):
+            if not self._admit(waiting, promised, moves):
                 break
             count = min(waiting.num_missing, budget, self.config.max_chunk or budget)
             work[waiting] = self._give(waiting, count, (), moves)
+            promised += self._blocks_to_come(waiting)
             budget -= count
         return Step(tuple(work.values()), tuple(moves), tuple(preempted))
 
@@ -236,17 +238,23 @@ class Scheduler:
         drafts = tuple(propose(request, most))[:most] if most > 0 else ()
         return drafts if self.memory.fits(request, 1 + len(drafts)) else ()
 
-    def _admit(self, request: Request, moves: list[Move]) -> bool:
-        """Makes the first of the waiting a running one if all that it knows fits, and leaves it waiting if not."""
+    def _admit(self, request: Request, promised: int, moves: list[Move]) -> bool:
+        """Makes the first of the waiting a running one if all that it knows fits, and leaves it waiting if not.
+
+        Args:
+            request: the first of the waiting.
+            promised: blocks that prefills under way have yet to take.
+            moves: to add to.
+        """
         places = 1 + len(request.siblings)
         if len(self._running) + self._promised_places + places > self.config.max_running:
             return False
         if not request.host_blocks:
             request.num_computed = self.memory.attach_prefix(request)
-        if not self._has_room(request):
+        if not self._has_room(request, promised):
             # What was hit in part of a block costs a block more than the text alone would.
             request.num_computed = self.memory.drop_partial_block(request)
-        if not self._has_room(request):
+        if not self._has_room(request, promised):
             if not request.host_blocks:
                 self.memory.release(request)
                 request.num_computed = 0
@@ -261,24 +269,24 @@ class Scheduler:
         self._promised_places += len(request.siblings)
         return True
 
-    def _has_room(self, request: Request) -> bool:
+    def _has_room(self, request: Request, promised: int) -> bool:
         """Whether the whole text of a waiting request fits, with a block to grow into if others run.
 
         Who is admitted for less is soon preempted.
         """
-        wanted = blocks_for(len(request.tokens), self.memory.block_size) - len(request.table.blocks)
+        wanted = self._blocks_to_come(request)
         wanted += request.table.length % self.memory.block_size > 0  # the copy of a block that was hit in part
         spare = 1 + len(request.siblings) if self._running else 0
-        return wanted + self._promised_blocks() + spare <= self.memory.num_free
+        return wanted + promised + spare <= self.memory.num_free
 
     def _promised_blocks(self) -> int:
         """Blocks that prefills under way have yet to take."""
+        return sum(self._blocks_to_come(request) for request in self._running if not request.is_decoding)
+
+    def _blocks_to_come(self, request: Request) -> int:
+        """Blocks that what is known of a request needs besides its own."""
         size = self.memory.block_size
-        return sum(
-            blocks_for(len(request.tokens), size) - len(request.table.blocks)
-            for request in self._running
-            if not request.is_decoding
-        )
+        return blocks_for(len(request.tokens), size) - blocks_for(request.table.length, size)
 
     def _preempt(self, request: Request) -> list[Move]:
         """Takes a running request's blocks; it waits again, at its old place."""

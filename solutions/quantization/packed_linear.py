@@ -8,7 +8,9 @@ numbers, prefill and decode would be two models.
 
 from __future__ import annotations
 
-from typing import Protocol
+import sys
+from collections.abc import Mapping
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +39,18 @@ class PackedLinear(Protocol):
         """The matrix that the packed numbers stand for, float32 `[out, in]`."""
 
 
+class StorableLinear(PackedLinear, Protocol):
+    """A packed layer that can be kept on disk."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that it holds, by names of its own."""
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The layer that gave these tensors, by the same torch on a CPU of the same kind: the order of packed codes
+        depends on both."""
+
+
 class Int4Linear:
     """Weights of up to 4 bits with a scale and a minimum for each group: value = scale · (code − 8) + middle.
 
@@ -63,6 +77,19 @@ class Int4Linear:
         self._codes = pack_int4(codes, signed=False)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
         self._shared = torch.stack((scale, middle), -1).to(torch.bfloat16).transpose(0, 1).contiguous()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As `StorableLinear`."""
+        return {"codes": self._codes, "packed": self._packed, "shared": self._shared}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], packed_tokens: int = sys.maxsize) -> Self:
+        """As `StorableLinear`."""
+        layer = cls.__new__(cls)
+        layer._codes, layer._packed, layer._shared = (tensors[name] for name in ("codes", "packed", "shared"))
+        layer._columns, layer._packed_tokens = 2 * layer._codes.shape[1], packed_tokens
+        layer.group_size = layer._columns // len(layer._shared)
+        return layer
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """As `PackedLinear`; the packed product reads its inputs in bfloat16."""
@@ -122,6 +149,17 @@ class Int8WeightLinear:
     def __init__(self, q: QuantizedTensor) -> None:
         self._codes = q.codes.contiguous()
         self._scale = q.scale[:, 0].to(torch.bfloat16)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As `StorableLinear`."""
+        return {"codes": self._codes, "scale": self._scale}
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """As `StorableLinear`."""
+        layer = cls.__new__(cls)
+        layer._codes, layer._scale = tensors["codes"], tensors["scale"]
+        return layer
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """As `PackedLinear`."""

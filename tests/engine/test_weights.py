@@ -22,6 +22,7 @@ from labkit.transformers_model import build_transformers_model
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.models import loading as families
 from solutions.engine.scheduler import SchedulerConfig
+from solutions.engine.weights import packed_files
 from solutions.engine.weights.formats import ROUNDINGS
 from solutions.engine.weights.loading import load
 from solutions.engine.weights.packing import Packing
@@ -150,7 +151,7 @@ def test_the_cpu_decides_where_nobody_does(
     monkeypatch: pytest.MonkeyPatch, cpu: str, units: tuple[str, ...], most: int, dense: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(units, True) )
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(units, True))
     assert (Packing().num_packed, Packing(most_tokens=3).num_packed, EXACT.num_packed) == (most, 3, 0)
     assert (Packing().dense_dtype, EXACT.dense_dtype) == (dense, torch.float32)
     assert Packing(bfloat16=False).dense_dtype == torch.float32 and Packing(bfloat16=True).num_packed == 16
@@ -216,7 +217,10 @@ def test_the_head_is_rounded_and_the_embedding_is_not() -> None:
         ("smoothquant", "compressed-tensors", 0.15), ("fp8", "compressed-tensors", 0.15), ("q4_0", "gguf", 0.15),
     ],
 )  # fmt: skip
-def test_checkpoints_run_as_they_are_stored(tmp_path: Path, method: str, format: str, within: float) -> None:
+def test_checkpoints_run_as_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, format: str, within: float
+) -> None:
+    monkeypatch.setattr(packed_files, "cache_dir", lambda: tmp_path / "cache")
     decoder = model().decoder
     settings = Settings(group_size=32, symmetric=False)
     quantized = quantize_model(decoder, method, settings, calibration())

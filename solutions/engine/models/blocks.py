@@ -143,13 +143,13 @@ class GroupedAttention:
     def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         """See `Attention`."""
         config = self._config
-        heads = self._qkv(hidden).view(len(hidden), -1, config.head_dim)
-        turned, v = heads.split([config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=1)
+        heads = self._qkv(hidden).view(hidden.shape[0], -1, config.head_dim)
+        turned, v = heads.split_with_sizes([config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = turned.split([config.num_heads, config.num_kv_heads], dim=1)
             q, k = rms_norm(q, self._q_norm, config.norm_eps), rms_norm(k, self._k_norm, config.norm_eps)
             turned = torch.cat((q, k), dim=1)
-        q, k = rotation(turned).split([config.num_heads, config.num_kv_heads], dim=1)
+        q, k = rotation(turned).split_with_sizes([config.num_heads, config.num_kv_heads], dim=1)
         read = attend(index, q, k, v, self._window)
         return self._out(read.flatten(1))
 

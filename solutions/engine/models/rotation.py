@@ -29,6 +29,7 @@ class Rotation:
 
     def __call__(self, heads: Tensor) -> Tensor:
         """`[tokens, heads, head_dim]`, turned; computed in at least float32 and rounded once."""
-        wide = heads.to(torch.promote_types(heads.dtype, self._cos.dtype))
-        swapped = wide.roll(wide.shape[-1] // 2, -1)
-        return torch.addcmul(wide * self._cos, swapped, self._sin).to(heads.dtype)
+        # Lower precisions are promoted by the product with float32.
+        swapped = heads.roll(heads.shape[-1] // 2, -1)
+        turned = torch.addcmul(heads * self._cos, swapped, self._sin)
+        return turned if turned.dtype == heads.dtype else turned.to(heads.dtype)

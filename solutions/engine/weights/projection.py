@@ -41,7 +41,7 @@ class PackedProjection:
     """
 
     def __init__(self, packed: PackedLinear, packing: Packing) -> None:
-        self._packed = packed
+        self.packed = packed
         self._num_packed = packing.num_packed
         self._dtype = packing.dense_dtype
         is_kept = packing.dense_copies or not self._num_packed
@@ -49,9 +49,9 @@ class PackedProjection:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`[tokens, in] -> [tokens, out]` float32."""
-        if 0 < len(inputs) <= self._num_packed:
-            return self._packed(inputs)
-        dense = self._packed.dequantized().to(self._dtype) if self._dense is None else self._dense
+        if 0 < inputs.shape[0] <= self._num_packed:
+            return self.packed(inputs)
+        dense = self.packed.dequantized().to(self._dtype) if self._dense is None else self._dense
         return F.linear(inputs.to(self._dtype), dense).to(torch.float32)
 
 

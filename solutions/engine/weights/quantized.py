@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from labkit.checkpoints import bundled, load_tokenizer
@@ -13,6 +15,7 @@ from ..models.blocks import Weights
 from ..models.llama import Llama
 from ..models.loading import LoadedModel
 from ..models.loading import load as load_plain
+from . import packed_files
 from .formats import ROUNDINGS
 from .loading import PLAIN
 from .packing import Packing
@@ -45,8 +48,6 @@ def load(source: str | Model, weights: str, packing: Packing) -> LoadedModel:
 
 def _load_stored(source: str | Model, packing: Packing) -> LoadedModel:
     path = stored_file(source) if isinstance(source, str) else None
-    # The bundled model's folder has its tokenizer in a form that is read faster than the GGUF file's.
-    tokenizer_from = bundled.NAME if source == bundled.NAME else str(path)
     if source == bundled.NAME:
         path = bundled.bundled_gguf()
     if path is None:
@@ -55,6 +56,26 @@ def _load_stored(source: str | Model, packing: Packing) -> LoadedModel:
             f"are; round it by weights={next(iter(ROUNDINGS))!r} or another format, or quantize it by "
             "`python -m solutions.quantization quantize`"
         )
+    if path.suffix == ".gguf":
+        return _load_gguf(path, packing, bundled.NAME if source == bundled.NAME else None)
     model = load_quantized(path)
     held = QuantizedWeights(model.floats, model.linears, packing=packing)
-    return LoadedModel(Llama(model.config, held), load_tokenizer(tokenizer_from))
+    return LoadedModel(Llama(model.config, held), load_tokenizer(str(path)))
+
+
+def _load_gguf(path: Path, packing: Packing, tokenizer: str | None) -> LoadedModel:
+    """From the cache if the file has been packed before.
+
+    Args:
+        path: of the file.
+        packing: how layers run.
+        tokenizer: name of a model with the same tokenizer, if there is one.
+    """
+    entry = packed_files.entry_of(path, packing)
+    if (found := packed_files.read(entry, packing)) is not None:
+        return LoadedModel(Llama(*found), load_tokenizer(tokenizer or str(entry)))
+    model = load_quantized(path)
+    held = QuantizedWeights(model.floats, model.linears, packing=packing)
+    llama = Llama(model.config, held)
+    packed_files.write(entry, path, model.config, model.floats, held.made)
+    return LoadedModel(llama, load_tokenizer(tokenizer or str(path)))

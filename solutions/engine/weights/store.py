@@ -40,6 +40,8 @@ class QuantizedWeights(HeldWeights):
         self._stored = stored or {}
         self._rounding = rounding
         self._packing = packing or Packing()
+        self.made: dict[tuple[str, ...], Linear] = {}
+        """The projections made so far, by the names of their layers; shared with what `with_tensors` returns."""
         shapes = {
             f"{name}.weight": torch.empty(_shape(layer.stored), device="meta") for name, layer in self._stored.items()
         }
@@ -60,14 +62,17 @@ class QuantizedWeights(HeldWeights):
         found = QuantizedWeights({}, None, self._rounding, self._packing)
         found._stored = {name: layer for name, layer in self._stored.items() if name in names}
         found._tensors = dict(tensors)
+        found.made = self.made
         return found
 
     def joined(self, names: Sequence[str]) -> Linear:
         """See `HeldWeights`."""
         try:
-            return projection([self._layer(name) for name in names], self._packing)
+            made = projection([self._layer(name) for name in names], self._packing)
         except ValueError as error:
             raise ValueError(f"{', '.join(names)}: {error}") from error
+        self.made[tuple(names)] = made
+        return made
 
     def is_quantized(self, name: str) -> bool:
         """See `HeldWeights`."""
