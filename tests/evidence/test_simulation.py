@@ -33,7 +33,7 @@ def test_a_simulation_foretells_what_the_engine_does() -> None:
     """Steps are measured before and after the run, since a machine's speed drifts; the model is fitted to both."""
     limits = SchedulerConfig(max_running=16, token_budget=288)
     engine = Engine("smollm2", EngineConfig(limits, num_blocks=1024))
-    grid = Grid((0, 32, 128), (4, 1, 0), (16, 192), repeats=2) if QUICK else Grid()
+    grid = Grid((0, 32, 128), (4, 2, 1, 0), (16, 192)) if QUICK else Grid()
     demands, before = measure_steps(engine, grid)
     first = fit(demands, before)
     workload = workload_at(0.6, twin(engine), first, 10 if QUICK else 40, seed=1)
