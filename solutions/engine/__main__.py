@@ -13,6 +13,7 @@ from labkit.checkpoints.errors import CheckpointError
 from labkit.tokenizer import Message
 
 from . import PARTS
+from .beam_search import BeamSearchParams
 from .engine import Engine, EngineConfig
 from .load import random_load, run_load
 from .sampling_params import SamplingParams
@@ -43,11 +44,19 @@ def generate(
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 512,
+    beams: Annotated[
+        int | None, typer.Option("--beams", help="search with so many, instead of drawing")
+    ] = None,
 ) -> None:
     """Continue texts."""
+    if beams is not None and temperature > 0:
+        _refuse(ValueError(f"a beam search draws nothing: give --beams or a --temperature, got {temperature:g}"))
     engine = _engine(model, speculate, blocks, weights, kv_dtype)
     try:
-        answers = engine.generate(prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens))
+        if beams is None:
+            answers = engine.generate(prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens))
+        else:
+            answers = engine.beam_search(prompts, BeamSearchParams(beams, max_tokens))
     except ValueError as error:
         _refuse(error)
     for prompt, (answer,) in zip(prompts, answers, strict=True):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
 
+from .beam_search import BeamSearch, BeamSearchParams
 from .detokenizer import TextStream
 from .grammar import Constraint, GrammarCompiler, Matcher
 from .kv_formats import kv_format
@@ -126,6 +128,7 @@ class Engine:
         self._speculator = Speculator(config.speculation, self._vocab_size) if config.speculation is not None else None
         self._answers: dict[Request, _Answer] = {}
         self._groups: dict[str, list[Request]] = {}
+        self._searches: dict[str, BeamSearch] = {}
         self._grammars: GrammarCompiler | None = None
         self._names = (f"request-{number}" for number in count())
 
@@ -166,30 +169,50 @@ class Engine:
                 followed, or a request that could never run. Nothing has changed then.
         """
         params = params or SamplingParams()
-        ids = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
-        ids = check_tokens("prompt", ids, self._vocab_size)
-        name = next(self._names) if request_id is None else request_id
-        if name in self._groups:
-            raise ValueError(f"a request named {name!r} is being served; take another name")
+        ids, name = self._ids(prompt), self._name(request_id)
         for token, _ in params.logit_bias:
             if token >= self._vocab_size:
                 raise ValueError(f"logit_bias names token {token}; ids run from 0 to {self._vocab_size - 1}")
         matchers = [self._matcher(constraint) for _ in range(params.n)]
         requests = [
             Request(
-                f"{name}.{index}", tuple(ids), replace(params, seed=params.seed + index), self._memory.new_table(),
+                f"{name}.{index}", ids, replace(params, seed=params.seed + index), self._memory.new_table(),
                 priority=priority, salt=salt,
             )
             for index in range(params.n)
         ]  # fmt: skip
-        first, *others = requests
-        first.siblings = others
-        for other in others:
-            other.leader = first
-        self._scheduler.add(first)
-        self._groups[name] = requests
+        self._add(name, requests)
         for index, request in enumerate(requests):
             self._answers[request] = _Answer(name, index, TextStream(self.tokenizer, params.stop), matchers[index])
+        return name
+
+    def add_beam_search(
+        self, prompt: Prompt, params: BeamSearchParams | None = None, *, request_id: str | None = None,
+        priority: int = 0, salt: str | None = None,
+    ) -> str:  # fmt: skip
+        """Takes in a search for likely texts; `step` works on it, and brings all its answers when it is done.
+
+        Args:
+            prompt: text, or token ids.
+            params: what it looks for.
+            request_id: as in `add_request`, and the others likewise.
+
+        Returns:
+            Its name.
+
+        Raises:
+            ValueError: as `add_request`.
+        """
+        params = params or BeamSearchParams()
+        ids, name = self._ids(prompt), self._name(request_id)
+        settings = SamplingParams(temperature=0.0, max_tokens=params.max_tokens)
+        requests = [
+            Request(f"{name}.{index}", ids, settings, self._memory.new_table(), priority, salt=salt, is_beam=True)
+            for index in range(params.beam_width)
+        ]
+        self._add(name, requests)
+        ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self._stop_ids)
+        self._searches[name] = BeamSearch(params, requests, ends)
         return name
 
     def abort(self, request_id: str) -> list[Completion]:
@@ -198,6 +221,8 @@ class Engine:
         Returns:
             What had been written by then, one for each sample that was alive.
         """
+        if request_id in self._searches:
+            return self._close_search(request_id)
         ended = []
         for request in reversed(self._groups.get(request_id, [])):  # those that wait for the first go before it
             if request.status is not Status.FINISHED:
@@ -223,7 +248,8 @@ class Engine:
         emitted = self._draw(logits, rows, masks) if rows else {}
         reports = self._reports(logits, rows, emitted)
         self._scheduler.commit(step, emitted)
-        return [self._advance(request, tokens, reports.get(request, ())) for request, tokens in emitted.items()]
+        progress = [self._advance(request, tokens, reports.get(request, ())) for request, tokens in emitted.items()]
+        return progress + self._search_on(step, logits)
 
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -244,20 +270,30 @@ class Engine:
         settings = [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(settings) != len(several):
             raise ValueError(f"{len(several)} prompts need as many params, got {len(settings)}")
-        names: list[str] = []
-        try:
-            for prompt, one in zip(several, settings, strict=True):
-                names.append(self.add_request(prompt, one))
-        except ValueError:
-            for name in names:
-                self.abort(name)
-            raise
-        done: dict[str, list[Completion]] = {name: [] for name in names}
-        while any(len(done[name]) < (one or SamplingParams()).n for name, one in zip(names, settings, strict=True)):
-            for progress in self.step():
-                if progress.completion is not None and progress.request_id in done:
-                    done[progress.request_id].append(progress.completion)
-        return [sorted(done[name], key=lambda one: one.index) for name in names]
+        return self._serve([
+            (partial(self.add_request, prompt, one), (one or SamplingParams()).n)
+            for prompt, one in zip(several, settings, strict=True)
+        ])  # fmt: skip
+
+    def beam_search(
+        self, prompts: Prompt | Iterable[Prompt], params: BeamSearchParams | None = None
+    ) -> list[list[Completion]]:
+        """Searches for the likeliest answers to prompts, all at once.
+
+        Args:
+            prompts: one or many.
+            params: what all of them look for.
+
+        Returns:
+            For each prompt its `num_answers` answers, the best first, with their scores.
+
+        Raises:
+            ValueError: as `add_request`; none of the prompts is answered then.
+        """
+        params = params or BeamSearchParams()
+        return self._serve([
+            (partial(self.add_beam_search, prompt, params), params.num_answers) for prompt in _several(prompts)
+        ])  # fmt: skip
 
     def check_idle(self) -> None:
         """With nothing to do, every block must be free or cached.
@@ -267,6 +303,74 @@ class Engine:
         """
         assert not self.has_work, "the engine is at work"
         self._memory.check_idle()
+
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        ids = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
+        return tuple(check_tokens("prompt", ids, self._vocab_size))
+
+    def _name(self, wanted: str | None) -> str:
+        name = next(self._names) if wanted is None else wanted
+        if name in self._groups:
+            raise ValueError(f"a request named {name!r} is being served; take another name")
+        return name
+
+    def _add(self, name: str, requests: list[Request]) -> None:
+        """Hands requests of one prompt to the scheduler; the others start when the first has computed it."""
+        first, *others = requests
+        first.siblings = others
+        for other in others:
+            other.leader = first
+        self._scheduler.add(first)
+        self._groups[name] = requests
+
+    def _serve(self, wishes: Sequence[tuple[Callable[[], str], int]]) -> list[list[Completion]]:
+        """Takes in requests, all or none, and steps until each has its number of answers."""
+        names: list[str] = []
+        try:
+            for add, _ in wishes:
+                names.append(add())
+        except ValueError:
+            for name in names:
+                self.abort(name)
+            raise
+        done: dict[str, list[Completion]] = {name: [] for name in names}
+        while any(len(done[name]) < wanted for name, (_, wanted) in zip(names, wishes, strict=True)):
+            for progress in self.step():
+                if progress.completion is not None and progress.request_id in done:
+                    done[progress.request_id].append(progress.completion)
+        return [sorted(done[name], key=lambda one: one.index) for name in names]
+
+    def _search_on(self, step: Step, logits: Tensor) -> list[Progress]:
+        """Gives searches their beams' logits, lets those go on that have all, and tells what was found by those done."""
+        index = 0
+        for work in step.work:
+            if work.num_rows and work.request.is_beam:
+                self._searches[_group(work.request)].offer(work.request, logits[index])
+            index += work.num_rows
+        for search in self._searches.values():
+            if search.is_due:
+                self._scheduler.branch(search.decide())
+        return [
+            Progress(name, one.index, one.text, one.tokens, (), one)
+            for name in [name for name, search in self._searches.items() if search.is_done]
+            for one in self._close_search(name)
+        ]
+
+    def _close_search(self, name: str) -> list[Completion]:
+        """Ends a search; its answers, the best first, as far as there are any."""
+        search, first = self._searches.pop(name), self._groups.pop(name)[0]
+        answers = search.answers()
+        for beam in search.beams:
+            self._scheduler.finish(beam, FinishReason.ABORT)
+        self.metrics.num_generated_tokens += sum(len(one.tokens) for one in answers)
+        self.metrics.count_finished(first)
+        return [
+            Completion(
+                f"{name}.{index}", index, self.tokenizer.decode(one.tokens), one.tokens, one.reason.value,
+                len(first.prompt), first.num_cached, score=one.score,
+            )
+            for index, one in enumerate(answers)
+        ]  # fmt: skip
 
     def _matcher(self, constraint: Constraint | None) -> Matcher | None:
         """Follows one answer; the vocabulary is made ready for it when the first constraint comes."""
@@ -280,7 +384,7 @@ class Engine:
         """Whose next tokens the rows of the logits are to give."""
         rows, index = list[Row](), 0
         for work in step.work:
-            if work.gives_token:
+            if work.gives_token and not work.request.is_beam:
                 rows += [Row(index + i, work.request, work.drafts[:i]) for i in range(work.num_drafts + 1)]
                 # Samples of one prompt start from the same logits, each with its own random numbers.
                 rows += [Row(index, one) for one in work.request.siblings if one.status is not Status.FINISHED]
@@ -392,6 +496,11 @@ class Engine:
         self.metrics.num_computed_tokens += step.num_tokens
         self.metrics.num_preemptions += len(step.preempted)
         self.metrics.num_drafted_tokens += sum(work.num_drafts for work in step.work)
+
+
+def _group(request: Request) -> str:
+    """The name that all requests of a prompt share."""
+    return request.request_id.rpartition(".")[0]
 
 
 def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

@@ -156,6 +156,14 @@ class KVManager:
         request.host_blocks = ()
         return moves
 
+    def fork(self, request: Request, parent: Request) -> None:
+        """Gives an empty request the blocks of another, wherever they lie: each has its own references to them."""
+        request.table, request.num_computed = parent.table.fork(), parent.num_computed
+        request.host_blocks = parent.host_blocks
+        for block in parent.host_blocks:
+            assert self._host is not None
+            self._host.share(block)
+
     def check_idle(self) -> None:
         """With no request alive, every block must be free or cached, and host memory empty.
 

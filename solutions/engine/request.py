@@ -17,10 +17,14 @@ class Status(Enum):
     WAITING ──admitted──► RUNNING ──ended──► FINISHED
        ▲                     │
        └──── preempted ──────┘    (with blocks in host memory if preemption swaps)
+
+    A beam that has computed all it knows is RESTING until the other beams of its search have done so, too. It keeps its
+    blocks as long as nobody needs them.
     """
 
     WAITING = "waiting"
     RUNNING = "running"
+    RESTING = "resting"
     FINISHED = "finished"
 
 
@@ -73,6 +77,7 @@ class Request:
         arrival: number in the order of arrival; of equal priority the first comes first.
         salt: separates tenants in the prefix cache.
         adapter: name of the fine-tuned weights, for the prefix cache.
+        is_beam: whether a search chooses its tokens.
 
     Until its prompt is computed, the first of several samples is the `leader` of its `siblings`; then they start.
     """
@@ -85,6 +90,7 @@ class Request:
     arrival: int = 0
     salt: str | None = None
     adapter: str | None = None
+    is_beam: bool = False
 
     status: Status = Status.WAITING
     tokens: list[int] = field(init=False)
@@ -140,6 +146,7 @@ class Completion:
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: tokens of the prompt that the prefix cache had.
         logprobs: one for each token, if they were asked for.
+        score: of a beam search; see `Hypothesis`.
     """
 
     request_id: str
@@ -150,6 +157,7 @@ class Completion:
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
+    score: float | None = None
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

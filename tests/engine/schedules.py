@@ -6,7 +6,11 @@ import random
 import zlib
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from grader.judge.kv_oracle import Ledger
+from solutions.engine.beam_search import BeamSearch, BeamSearchParams, Hypothesis
 from solutions.engine.kv_manager import PREFIX_CACHES, KVManager, MoveKind
 from solutions.engine.request import FinishReason, Request, Status, blocks_for
 from solutions.engine.sampling_params import SamplingParams
@@ -24,6 +28,28 @@ def next_token(tokens: list[int], seed: int) -> int:
     return zlib.crc32(bytes([*tokens, seed])) % ALPHABET
 
 
+def next_logits(tokens: list[int]) -> Tensor:
+    """The same for a beam, of which every continuation has its own."""
+    return torch.tensor([zlib.crc32(bytes([*tokens, token])) % 1000 / 500 for token in range(ALPHABET)])
+
+
+def search_alone(prompt: tuple[int, ...], params: BeamSearchParams) -> list[Hypothesis]:
+    """What a search finds that nobody schedules."""
+    table = KVManager(1, 1, "none").new_table()
+    settings = SamplingParams(max_tokens=params.max_tokens)
+    search = BeamSearch(params, [Request("", prompt, settings, table) for _ in range(params.beam_width)], [0])
+    alive = [search.beams[0]]
+    while not search.is_done:
+        for beam in alive:
+            search.offer(beam, next_logits(beam.tokens))
+        branches = search.decide()
+        texts = [[*branch.parent.tokens, branch.token] for branch in branches]
+        alive = [branch.beam for branch in branches]
+        for beam, text in zip(alive, texts, strict=True):
+            beam.tokens = text
+    return search.answers()
+
+
 @dataclass
 class Facts:
     """What happened in a schedule; a proof that nothing ever happens in proves nothing."""
@@ -39,6 +65,11 @@ class Facts:
     drafts_dropped: int = 0
     chunked: int = 0
     refused: int = 0
+    searched: int = 0
+    beams_forked: int = 0
+    beams_dropped: int = 0
+    beams_rested: int = 0
+    beams_set_aside: int = 0
 
     def add(self, other: Facts) -> None:
         """Sums up."""
@@ -77,6 +108,7 @@ class Schedule:
         self.host: dict[int, list[int | None]] = {}
         self.shared = [self._tokens(choose.randint(1, 20)) for _ in range(3)]
         self.alive: list[Request] = []
+        self.searches: list[BeamSearch] = []
         self.speculate = choose.random() < 0.5
         self.where = (
             f"seed {self.seed}: {self.num_blocks} blocks of {self.block_size}, {cache} cache, {self.config}, "
@@ -114,21 +146,25 @@ class Schedule:
     def _arrive(self) -> None:
         choose = self.random
         prompt = choose.choice(self.shared)[: choose.randint(1, 20)] + self._tokens(choose.randint(0, 6))
-        n = choose.choice([1, 1, 1, 2, 3])
+        is_beam = choose.random() < 0.2
+        n = choose.choice([1, 1, 1, 2, 3]) if not is_beam else choose.randint(1, 4)
         salt = choose.choice(list(SALTS))
         params = [
             SamplingParams(temperature=0.0, max_tokens=choose.randint(1, 12), n=n, seed=seed) for seed in range(n)
         ]
         requests = [
             Request(
-                str(index), tuple(prompt), one, self.memory.new_table(), priority=choose.choice([0, 0, 1]), salt=salt
+                str(index), tuple(prompt), one, self.memory.new_table(), priority=choose.choice([0, 0, 1]), salt=salt,
+                is_beam=is_beam,
             )
             for index, one in enumerate(params)
-        ]
+        ]  # fmt: skip
         first, *others = requests
         for other in others:
             other.priority, other.params, other.leader = first.priority, other.params, first
         first.siblings = others
+        if is_beam:
+            params = [first.params] * n
         longest = max(len(prompt) + one.max_tokens for one in params)
         too_long = longest > MAX_CONTEXT or blocks_for(longest - 1, self.block_size) > self.num_blocks
         try:
@@ -140,9 +176,19 @@ class Schedule:
             return
         self.scheduler.add(first)
         self.alive += requests
+        if is_beam:
+            wanted = BeamSearchParams(
+                n, first.params.max_tokens, choose.choice([0.0, 1.0, -1.0]), choose.choice([False, True, "never"]), n
+            )
+            self.searches.append(BeamSearch(wanted, requests, [0]))
 
     def _abort(self) -> None:
         request = self.random.choice(self.alive)
+        if request.is_beam:
+            search = next(search for search in self.searches if request in search.beams)
+            self._end_search(search)
+            self.facts.aborted += len(search.beams)
+            return
         ended = [one for one in (request, *request.siblings) if one.status is not Status.FINISHED]
         self.scheduler.finish(request, FinishReason.ABORT)
         for one in ended:
@@ -162,6 +208,7 @@ class Schedule:
             self._read(work)
         self._commit(step)
         self.facts.preempted += len(step.preempted)
+        self.facts.beams_set_aside += sum(one.status is Status.RESTING for one in step.preempted)
 
     def _move(self, step: Step) -> None:
         size = self.block_size
@@ -215,6 +262,8 @@ class Schedule:
             if not work.gives_token:
                 continue
             request = work.request
+            if request.is_beam:
+                continue
             emitted[request] = self._judge(request, list(work.drafts))
             for sibling in request.siblings:
                 if sibling.status is not Status.FINISHED:
@@ -227,6 +276,35 @@ class Schedule:
         for request in emitted:
             if request.num_output == request.params.max_tokens:
                 self._check_finished(request)
+        self._search_on(step)
+
+    def _search_on(self, step: Step) -> None:
+        for work in step.work:
+            if work.gives_token and work.request.is_beam:
+                search = next(search for search in self.searches if work.request in search.beams)
+                search.offer(work.request, next_logits(work.request.tokens))
+                self.facts.beams_rested += not search.is_due
+        for search in [search for search in self.searches if search.is_due]:
+            branches = search.decide()
+            expected = {branch.beam: [*branch.parent.tokens, branch.token] for branch in branches}
+            self.facts.beams_forked += len(branches) - len({branch.parent for branch in branches})
+            self.facts.beams_dropped += sum(
+                branch.beam is not branch.parent and branch.beam.num_output > 0 for branch in branches
+            )
+            self.scheduler.branch(branches)
+            for beam, text in expected.items():
+                assert beam.tokens == text, "a beam has another text than its search gave it"
+            if search.is_done:
+                alone = search_alone(search.beams[0].prompt, search.params)
+                assert search.answers() == alone, "a search differs from its run alone"
+                self.facts.searched += 1
+                self._end_search(search)
+
+    def _end_search(self, search: BeamSearch) -> None:
+        self.searches.remove(search)
+        for beam in search.beams:
+            self.scheduler.finish(beam, FinishReason.ABORT)
+            self.alive.remove(beam)
 
     def _judge(self, request: Request, drafts: list[int]) -> list[int]:
         """The drafts that are right, and one token more."""
