@@ -30,7 +30,7 @@ Speculate = Annotated[bool, typer.Option("--speculate", help="draft by prompt lo
 Weights = Annotated[
     str, typer.Option("--weights", help="fp32, bf16, fp16, stored (a checkpoint's own codes), int4, int8, q4_1, nf4, …")
 ]
-KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help="fp32, bf16, fp16, int8 or fp8")]
+KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help="fp32, bf16, fp16, int8, fp8, kivi4 or kivi2")]
 Blocks = Annotated[int, typer.Option("--blocks", min=1, help="blocks of 16 tokens in the KV pool")]
 
 
@@ -153,7 +153,7 @@ def bench(
     _console.print(
         f"throughput {report.throughput:.1f} tokens/s, goodput {report.goodput(slo_ttft, slo_tpot):.1f} tokens/s "
         f"(TTFT within {slo_ttft:g} s and TPOT within {slo_tpot:g} s), cache hits {engine.metrics.cache_hit_rate:.0%}, "
-        f"{engine.metrics.num_preemptions} preemptions"
+        f"{engine.metrics.num_preemptions} preemptions, {engine.kv_bytes_per_token:,.0f} bytes of KV pool a token"
     )
 
 

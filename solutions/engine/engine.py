@@ -18,9 +18,9 @@ from labkit.checks import check_tokens
 from .beam_search import BeamSearch, BeamSearchParams
 from .detokenizer import TextStream
 from .grammar import Constraint, GrammarCompiler, Matcher
-from .kv_formats import kv_format
+from .kv_formats import BY_BLOCK
 from .kv_manager import KVManager
-from .kv_pool import KVPool
+from .kv_memory import kv_memory
 from .metrics import Metrics
 from .model_runner import ModelRunner
 from .models.loading import LoadedModel
@@ -48,7 +48,8 @@ class EngineConfig:
         prefix_cache: "hash", "radix" or "none".
         weights: how they are held, a name in `weights.formats`; a `LoadedModel` keeps its own.
         packing: how quantized ones run.
-        kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8" or "fp8"; None for the model's type.
+        kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8", "fp8", "kivi4" or "kivi2"; None for
+            the model's type.
         speculation: who drafts; None for plain decoding.
     """
 
@@ -118,13 +119,19 @@ class Engine:
         self.metrics = Metrics()
         self._vocab_size = loaded.model.vocab_size
         self._stop_ids = frozenset(loaded.tokenizer.stop_ids)
-        self._memory = KVManager(config.num_blocks, config.block_size, config.prefix_cache, config.num_host_blocks)
-        self._scheduler = Scheduler(self.config.scheduler, self._memory)
-        pool = KVPool(
-            loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks, loaded.model.dtype,
-            kv_format(config.kv_dtype, loaded.model.dtype),
+        max_drafts = 0 if config.speculation is None else config.speculation.num_drafts
+        pool, attend = kv_memory(
+            config.kv_dtype, loaded.model.kv_shape, config.num_blocks, config.block_size, config.num_host_blocks,
+            loaded.model.dtype, config.scheduler.max_running, max_drafts,
         )  # fmt: skip
-        self._runner = ModelRunner(loaded.model, pool)
+        self.kv_bytes_per_token = pool.num_bytes / (config.num_blocks * config.block_size)
+        """Bytes of the KV pool, all that it keeps besides included, for each token that it has room for."""
+        self._memory = KVManager(
+            config.num_blocks, config.block_size, config.prefix_cache, config.num_host_blocks,
+            seals_blocks=config.kv_dtype in BY_BLOCK,
+        )  # fmt: skip
+        self._scheduler = Scheduler(self.config.scheduler, self._memory)
+        self._runner = ModelRunner(loaded.model, pool, attend)
         self._speculator = Speculator(config.speculation, self._vocab_size) if config.speculation is not None else None
         self._answers: dict[Request, _Answer] = {}
         self._groups: dict[str, list[Request]] = {}
@@ -341,7 +348,7 @@ class Engine:
         return [sorted(done[name], key=lambda one: one.index) for name in names]
 
     def _search_on(self, step: Step, logits: Tensor) -> list[Progress]:
-        """Gives searches their beams' logits, lets those go on that have all, and tells what was found by those done."""
+        """Gives searches their beams' logits, lets those go on that have all, and tells what the others found."""
         index = 0
         for work in step.work:
             if work.num_rows and work.request.is_beam:

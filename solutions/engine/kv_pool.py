@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -88,8 +88,8 @@ class KVPool:
             for memories in zip(*(plane[layer] for plane in self._planes), strict=True)
         )
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """Makes the moves of a step, in order."""
+    def move(self, moves: Sequence[Move], open_blocks: Collection[int] = ()) -> None:
+        """Makes the moves of a step, in order; all blocks are alike here, open or full."""
         for kind, group in groupby(moves, key=lambda move: move.kind):
             if kind is MoveKind.COPY:  # one by one: a copy's target may be the next one's source
                 for move in group:

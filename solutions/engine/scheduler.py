@@ -186,7 +186,8 @@ class Scheduler:
                 aside.append(self._set_aside(moves))  # it may rest for the sake of the very one that can't be admitted
             else:
                 break
-        return Step(tuple(work.values()), tuple(moves), (*preempted, *aside))
+        open_blocks = self.memory.open_blocks((*self._running, *self._resting))
+        return Step(tuple(work.values()), tuple(moves), (*preempted, *aside), open_blocks)
 
     def commit(self, step: Step, emitted: Mapping[Request, Sequence[int]]) -> None:
         """Takes over what a step has computed.

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from grader.judge.kv_oracle import Ledger
 from solutions.engine.beam_search import BeamSearch, BeamSearchParams, Hypothesis
+from solutions.engine.kivi_attention import KiviAttention
+from solutions.engine.kivi_pool import KiviPool
 from solutions.engine.kv_manager import PREFIX_CACHES, KVManager, MoveKind
+from solutions.engine.kv_pool import KVShape
 from solutions.engine.request import FinishReason, Request, Status, blocks_for
 from solutions.engine.sampling_params import SamplingParams
 from solutions.engine.scheduler import PREEMPTIONS, Scheduler, SchedulerConfig
@@ -21,6 +24,7 @@ ALPHABET = 3
 """Few token ids, so that unrelated prompts share prefixes, too."""
 SALTS = {None: 0, "a": 1}
 MAX_CONTEXT = 64
+MAX_DRAFTS = 4
 
 
 def next_token(tokens: list[int], seed: int) -> int:
@@ -70,6 +74,7 @@ class Facts:
     beams_dropped: int = 0
     beams_rested: int = 0
     beams_set_aside: int = 0
+    paged: int = 0
 
     def add(self, other: Facts) -> None:
         """Sums up."""
@@ -102,14 +107,20 @@ class Schedule:
         )
         self.num_host_blocks = choose.choice([0, 3, 30])
         cache = choose.choice(PREFIX_CACHES)
-        self.memory = KVManager(self.num_blocks, self.block_size, cache, self.num_host_blocks)
+        self.speculate = choose.random() < 0.5
+        seals_blocks = choose.random() < 0.15
+        self.memory = KVManager(self.num_blocks, self.block_size, cache, self.num_host_blocks, seals_blocks)
+        # Hands out pages of open blocks for all that happens, and has as many as there can be.
+        self.pages = KiviPool(
+            KVShape(1, 2, 1, 2), 4, self.num_blocks, self.block_size, max_running, self.num_host_blocks,
+            max_drafts=MAX_DRAFTS if self.speculate else 0,
+        ) if seals_blocks else None  # fmt: skip
         self.scheduler = Scheduler(self.config, self.memory)
         self.ledger = Ledger(self.num_blocks * self.block_size)
         self.host: dict[int, list[int | None]] = {}
         self.shared = [self._tokens(choose.randint(1, 20)) for _ in range(3)]
         self.alive: list[Request] = []
         self.searches: list[BeamSearch] = []
-        self.speculate = choose.random() < 0.5
         self.where = (
             f"seed {self.seed}: {self.num_blocks} blocks of {self.block_size}, {cache} cache, {self.config}, "
             f"{self.num_host_blocks} host blocks"
@@ -202,6 +213,8 @@ class Schedule:
         assert step.num_tokens <= self.config.token_budget, f"{step.num_tokens} tokens exceed the budget"
         assert len(self.scheduler.running) <= self.config.max_running
         self._move(step)
+        if self.pages is not None:
+            self._hand_out_pages(self.pages, step)
         for work in step.work:
             self._compute(work)
         for work in step.work:  # only after all have written: a slot with two writers shows now
@@ -222,6 +235,16 @@ class Schedule:
             else:
                 held[move.target * size : (move.target + 1) * size] = self.host[move.source]
                 self.facts.swapped_in += 1
+
+    def _hand_out_pages(self, pages: KiviPool, step: Step) -> None:
+        pages.move(step.moves, step.open_blocks)
+        for work in step.work:
+            if work.start % self.block_size:
+                assert work.blocks[work.start // self.block_size] in pages._page_of, "an open block has lost its page"
+        KiviAttention(pages, step.work)
+        held = list(pages._page_of.values())
+        assert len(set(held)) == len(held), "two blocks have one page"
+        self.facts.paged += len(held)
 
     def _text(self, work: Work) -> list[int]:
         """All that the work's queries see: known tokens, then drafts."""
@@ -249,7 +272,7 @@ class Schedule:
     def _propose(self, request: Request, most: int) -> list[int]:
         """Drafts that are right for a while."""
         tokens, drafts = list(request.tokens), list[int]()
-        for _ in range(self.random.randint(0, min(most, 4))):
+        for _ in range(self.random.randint(0, min(most, MAX_DRAFTS))):
             right = next_token(tokens, request.params.seed)
             token = right if self.random.random() < 0.7 else (right + 1) % ALPHABET
             drafts.append(token)

@@ -71,7 +71,7 @@ def test_loads_that_cannot_be_are_refused(make_engine: Any, wrong: dict[str, Any
 def test_the_command_prints_them_all() -> None:
     result = CliRunner().invoke(app, ["bench", "--requests", "2", "--input", "4", "--output", "2", "--blocks", "32"])
     assert result.exit_code == 0, result.output
-    for word in ("TTFT", "TPOT", "E2E", "throughput", "goodput", "cache hits"):
+    for word in ("TTFT", "TPOT", "E2E", "throughput", "goodput", "cache hits", "46,080 bytes"):
         assert word in result.output
     refused = CliRunner().invoke(app, ["bench", "--requests", "1", "--input", "2000", "--blocks", "8"])
     assert refused.exit_code == 2 and "the pool has 8" in refused.output
