@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from .async_engine import AsyncEngine, EngineFailed
 from .engine import Engine, Progress, Prompt
 from .grammar import Constraint
+from .metrics import Served
 from .openai_protocol import (
     ChatBody,
     CompletionBody,
@@ -219,7 +220,7 @@ class _Service:
         finally:
             self._busy -= 1
         if first is not None:
-            self._latencies.observe(first - started, time.monotonic() - started, tokens)
+            self._latencies.observe(Served(first - started, time.monotonic() - started, tokens))
 
     async def _collect(self, streams: list[AsyncIterator[Progress]], request: Request) -> list[Completion]:
         """All answers, by prompt and sample; a client that has gone ends them."""
