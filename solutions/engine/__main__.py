@@ -44,9 +44,7 @@ def generate(
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 512,
-    beams: Annotated[
-        int | None, typer.Option("--beams", help="search with so many, instead of drawing")
-    ] = None,
+    beams: Annotated[int | None, typer.Option("--beams", help="search with so many, instead of drawing")] = None,
 ) -> None:
     """Continue texts."""
     if beams is not None and temperature > 0:
@@ -105,6 +103,9 @@ def serve(
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 1024,
+    adapter: Annotated[
+        list[str] | None, typer.Option("--adapter", help="NAME=FOLDER: a LoRA adapter, served as the model MODEL:NAME")
+    ] = None,
 ) -> None:
     """Serve the OpenAI API; Ctrl-C finishes what is being answered, then stops."""
     # Imported here: the other commands need no server.
@@ -112,7 +113,11 @@ def serve(
 
     from .server import ServerConfig, make_app
 
-    engine = _engine(model, speculate, blocks, weights, kv_dtype)
+    for given in adapter or ():
+        if not all(given.partition("=")):
+            _refuse(ValueError(f"--adapter must be NAME=FOLDER, got {given!r}"))
+    adapters = {name: folder for name, _, folder in (given.partition("=") for given in adapter or ())}
+    engine = _engine(model, speculate, blocks, weights, kv_dtype, adapters)
     config = ServerConfig(model, api_key, max_concurrent=max_concurrent, patience=patience)
     _console.print(f"{model} at http://{host}:{port}/v1")
     uvicorn.run(make_app(engine, config), host=host, port=port, log_level="warning",
@@ -171,7 +176,9 @@ def _show_parts() -> None:
     _console.print(table)
 
 
-def _engine(model: str, speculate: bool, blocks: int, weights: str, kv_dtype: str | None) -> Engine:
+def _engine(
+    model: str, speculate: bool, blocks: int, weights: str, kv_dtype: str | None, adapters: dict[str, str] | None = None
+) -> Engine:
     # Prompt lookup is lab 14's; only those who speculate need it.
     from solutions.speculative.ngram import NgramDrafter
 
@@ -181,6 +188,7 @@ def _engine(model: str, speculate: bool, blocks: int, weights: str, kv_dtype: st
         speculation=SpeculationConfig(NgramDrafter) if speculate else None,
         weights=weights,
         kv_dtype=kv_dtype,
+        adapters=adapters or {},
     )
     try:
         with _console.status(f"loading {model} …"):

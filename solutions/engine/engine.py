@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch import Tensor
 from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
 
+from .adapters import AdaptedWeights, Adapters
 from .beam_search import BeamSearch, BeamSearchParams
 from .detokenizer import TextStream
 from .grammar import Constraint, GrammarCompiler, Matcher
@@ -51,6 +52,7 @@ class EngineConfig:
         kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8", "fp8", "kivi4" or "kivi2"; None for
             the model's type.
         speculation: who drafts; None for plain decoding.
+        adapters: folders of adapters in peft's layout, by the names that requests ask by.
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -62,6 +64,7 @@ class EngineConfig:
     packing: Packing = field(default_factory=Packing)
     kv_dtype: str | None = None
     speculation: SpeculationConfig | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,11 @@ class Engine:
 
     def __init__(self, model: str | Model | LoadedModel, config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
-        loaded = model if isinstance(model, LoadedModel) else load(model, config.weights, config.packing)
+        if config.adapters and isinstance(model, LoadedModel):
+            raise ValueError("adapters need the weights of a model; give its name or path, or what labkit has loaded")
+        self._adapters = Adapters(config.adapters)
+        adapt = partial(AdaptedWeights, adapters=self._adapters) if config.adapters else None
+        loaded = model if isinstance(model, LoadedModel) else load(model, config.weights, config.packing, adapt)
         context = min(config.scheduler.max_context, loaded.model.max_context)
         self.config = replace(config, scheduler=replace(config.scheduler, max_context=context))
         self.tokenizer = loaded.tokenizer
@@ -156,7 +163,7 @@ class Engine:
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None, priority: int = 0,
-        salt: str | None = None, constraint: Constraint | None = None,
+        salt: str | None = None, constraint: Constraint | None = None, adapter: str | None = None,
     ) -> str:  # fmt: skip
         """Takes in a request; `step` works on it from now on.
 
@@ -167,15 +174,17 @@ class Engine:
             priority: smaller is more urgent.
             salt: requests share cached prefixes only with those of an equal salt.
             constraint: what its answer must look like.
+            adapter: name of the adapter to compute it with; None for the plain model.
 
         Returns:
             Its name.
 
         Raises:
             ValueError: an empty prompt, ids outside the vocabulary, a name that is taken, a constraint that can't be
-                followed, or a request that could never run. Nothing has changed then.
+                followed, an unknown adapter, or a request that could never run. Nothing has changed then.
         """
         params = params or SamplingParams()
+        self._adapters.check(adapter)
         ids, name = self._ids(prompt), self._name(request_id)
         for token, _ in params.logit_bias:
             if token >= self._vocab_size:
@@ -184,7 +193,7 @@ class Engine:
         requests = [
             Request(
                 f"{name}.{index}", ids, replace(params, seed=params.seed + index), self._memory.new_table(),
-                priority=priority, salt=salt,
+                priority=priority, salt=salt, adapter=adapter,
             )
             for index in range(params.n)
         ]  # fmt: skip
@@ -195,7 +204,7 @@ class Engine:
 
     def add_beam_search(
         self, prompt: Prompt, params: BeamSearchParams | None = None, *, request_id: str | None = None,
-        priority: int = 0, salt: str | None = None,
+        priority: int = 0, salt: str | None = None, adapter: str | None = None,
     ) -> str:  # fmt: skip
         """Takes in a search for likely texts; `step` works on it, and brings all its answers when it is done.
 
@@ -211,12 +220,16 @@ class Engine:
             ValueError: as `add_request`.
         """
         params = params or BeamSearchParams()
+        self._adapters.check(adapter)
         ids, name = self._ids(prompt), self._name(request_id)
         settings = SamplingParams(temperature=0.0, max_tokens=params.max_tokens)
         requests = [
-            Request(f"{name}.{index}", ids, settings, self._memory.new_table(), priority, salt=salt, is_beam=True)
+            Request(
+                f"{name}.{index}", ids, settings, self._memory.new_table(), priority=priority, salt=salt,
+                adapter=adapter, is_beam=True,
+            )
             for index in range(params.beam_width)
-        ]
+        ]  # fmt: skip
         self._add(name, requests)
         ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self._stop_ids)
         self._searches[name] = BeamSearch(params, requests, ends)
@@ -250,6 +263,7 @@ class Engine:
         if not step.work:
             return []
         masks = self._begin_masks(step)
+        self._adapters.begin(step.work)
         logits = self._runner.run(step)
         rows = self._rows(step)
         emitted = self._draw(logits, rows, masks) if rows else {}

@@ -76,7 +76,7 @@ class Request:
         priority: smaller is more urgent.
         arrival: number in the order of arrival; of equal priority the first comes first.
         salt: separates tenants in the prefix cache.
-        adapter: name of the fine-tuned weights, for the prefix cache.
+        adapter: name of the adapter that its tokens are computed with; None for the plain model.
         is_beam: whether a search chooses its tokens.
 
     Until its prompt is computed, the first of several samples is the `leader` of its `siblings`; then they start.

@@ -22,7 +22,8 @@ from solutions.engine.step import Step, Work
 
 ALPHABET = 3
 """Few token ids, so that unrelated prompts share prefixes, too."""
-SALTS = {None: 0, "a": 1}
+NAMESPACES = {(None, None): 0, ("a", None): 1, (None, "a"): 2}
+"""By salt and adapter: what is cached for one is nothing to the others."""
 MAX_CONTEXT = 64
 MAX_DRAFTS = 4
 
@@ -159,14 +160,14 @@ class Schedule:
         prompt = choose.choice(self.shared)[: choose.randint(1, 20)] + self._tokens(choose.randint(0, 6))
         is_beam = choose.random() < 0.2
         n = choose.choice([1, 1, 1, 2, 3]) if not is_beam else choose.randint(1, 4)
-        salt = choose.choice(list(SALTS))
+        salt, adapter = choose.choice(list(NAMESPACES))
         params = [
             SamplingParams(temperature=0.0, max_tokens=choose.randint(1, 12), n=n, seed=seed) for seed in range(n)
         ]
         requests = [
             Request(
                 str(index), tuple(prompt), one, self.memory.new_table(), priority=choose.choice([0, 0, 1]), salt=salt,
-                is_beam=is_beam,
+                adapter=adapter, is_beam=is_beam,
             )
             for index, one in enumerate(params)
         ]  # fmt: skip
@@ -259,15 +260,16 @@ class Schedule:
         assert work.gives_token == (work.start + known == len(request.tokens))
         assert len(work.slots) == len(work.tokens)
         self.facts.chunked += work.end - work.num_drafts < len(request.prompt)
-        numbers = self.ledger.numbers(self._text(work), SALTS[request.salt])
+        numbers = self.ledger.numbers(self._text(work), NAMESPACES[request.salt, request.adapter])
         self.ledger.write(list(work.slots), numbers[work.start :])
 
     def _read(self, work: Work) -> None:
         size = self.block_size
         slots = [work.blocks[i // size] * size + i % size for i in range(work.end)]
         assert slots[work.start :] == list(work.slots), "slots and block table disagree"
-        self.ledger.read(f"request {work.request.request_id}", slots, self.ledger.numbers(
-            self._text(work), SALTS[work.request.salt]))  # fmt: skip
+        namespace = NAMESPACES[work.request.salt, work.request.adapter]
+        numbers = self.ledger.numbers(self._text(work), namespace)
+        self.ledger.read(f"request {work.request.request_id}", slots, numbers)
 
     def _propose(self, request: Request, most: int) -> list[int]:
         """Drafts that are right for a while."""

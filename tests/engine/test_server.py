@@ -49,9 +49,10 @@ class Running:
             time.sleep(0.02)
 
 
-def start(model: Any, config: ServerConfig, **limits: Any) -> Running:
+def start(model: Any, config: ServerConfig, engine_config: EngineConfig | None = None, **limits: Any) -> Running:
     """Serves a model on a free port."""
-    engine = Engine(model, EngineConfig(SchedulerConfig(max_context=128, **limits), num_blocks=64))
+    small = EngineConfig(SchedulerConfig(max_context=128, **limits), num_blocks=64)
+    engine = Engine(model, engine_config or small)
     settings = uvicorn.Config(make_app(engine, config), port=0, log_level="error", timeout_graceful_shutdown=15)
     server = uvicorn.Server(settings)
     listener = socket.socket()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from labkit.checkpoints.loading import Model
 
+from ..models.blocks import Weights
 from ..models.loading import LoadedModel
 from ..models.loading import load as load_plain
 from .packing import Packing
@@ -17,7 +18,10 @@ PLAIN: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat1
 """Formats without codes; activations have the same type."""
 
 
-def load(source: str | Model, weights: str = "fp32", packing: Packing | None = None) -> LoadedModel:
+def load(
+    source: str | Model, weights: str = "fp32", packing: Packing | None = None,
+    adapt: Callable[[Weights], Weights] | None = None,
+) -> LoadedModel:  # fmt: skip
     """Loads a model and its tokenizer.
 
     Args:
@@ -27,13 +31,18 @@ def load(source: str | Model, weights: str = "fp32", packing: Packing | None = N
             GGUF file; or a name in `formats.ROUNDINGS`. All but "stored" do for every checkpoint: one that is
             quantized is dequantized first.
         packing: how quantized layers run.
+        adapt: adds adapters to plain weights; None for no adapters.
 
     Raises:
-        ValueError: an unknown format.
+        ValueError: an unknown format, or adapters that don't suit the weights.
         CheckpointError: the model can't be found, read or followed, or not be held so.
     """
     if weights in PLAIN and (not isinstance(source, str) or stored_file(source) is None):
-        return load_plain(source, PLAIN[weights])
+        return load_plain(source, PLAIN[weights], adapt or dict)
+    if adapt is not None:
+        raise ValueError(
+            f"adapters run on weights {', '.join(PLAIN)} of a checkpoint that is not quantized, got {weights!r}"
+        )
     # Imported here: plain weights need nothing of lab 13.
     from . import quantized
 
