@@ -79,9 +79,7 @@ class KiviPool:
         return self._page_of[block]
 
     def pass_page(self, block: int, to: int) -> None:
-        """An open block is filled for good, and its page goes to the block behind it, which has none yet."""
-        if to in self._page_of:
-            self._free_pages.append(self._page_of.pop(to))
+        """An open block is filled for good, and its page goes to another, which has none yet."""
         self._page_of[to] = self._page_of.pop(block)
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:

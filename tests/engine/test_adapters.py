@@ -91,12 +91,15 @@ def test_answers_are_those_of_transformers_with_the_adapter_merged(tiny_model: M
     }
     done = finish(engine)
     assert len({done[name].tokens for name in wanted}) > 2, "the adapters were to change what is written"
+    oracles = {
+        name: build_transformers_model(model.config, model.decoder.weights, torch.float32)
+        for name, model in models.items()
+    }
     for request, (prompt, name) in wanted.items():
-        oracle = build_transformers_model(models[name].config, models[name].decoder.weights, torch.float32)
         text = list(prompt)
         for token in done[request].tokens:
             with torch.no_grad():
-                assert token == int(oracle(torch.tensor([text])).logits[0, -1].argmax()), f"adapter {name}"
+                assert token == int(oracles[name](torch.tensor([text])).logits[0, -1].argmax()), f"adapter {name}"
             text.append(token)
 
 
