@@ -15,6 +15,7 @@ from labkit.tokenizer import Message
 
 from . import PARTS
 from .bandwidth import decode_speed, where
+from .beam_search import BeamSearchParams
 from .engine import Engine, EngineConfig
 from .load import random_load, run_load
 from .sampling_params import SamplingParams
@@ -31,7 +32,7 @@ Speculation = Annotated[str, typer.Option("--speculation", help=f"who drafts: no
 Weights = Annotated[
     str, typer.Option("--weights", help="fp32, bf16, fp16, stored (a checkpoint's own codes), int4, int8, q4_1, nf4, …")
 ]
-KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help="fp32, bf16, fp16, int8 or fp8")]
+KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help="fp32, bf16, fp16, int8, fp8, kivi4 or kivi2")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; a GPU if there is one")]
 Attend = Annotated[str | None, typer.Option("--attention", help="torch or triton; kernels where they can be had")]
 Graphs = Annotated[
@@ -55,11 +56,17 @@ def generate(
     attention: Attend = None,
     cuda_graphs: Graphs = None,
     compile: Compile = False,
+    beams: Annotated[int | None, typer.Option("--beams", help="search with so many, instead of drawing")] = None,
 ) -> None:
     """Continue texts."""
+    if beams is not None and temperature > 0:
+        _refuse(ValueError(f"a beam search draws nothing: give --beams or a --temperature, got {temperature:g}"))
     engine = _engine(model, speculation, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
     try:
-        answers = engine.generate(prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens))
+        if beams is None:
+            answers = engine.generate(prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens))
+        else:
+            answers = engine.beam_search(prompts, BeamSearchParams(beams, max_tokens))
     except ValueError as error:
         _refuse(error)
     for prompt, (answer,) in zip(prompts, answers, strict=True):
@@ -116,6 +123,9 @@ def serve(
     attention: Attend = None,
     cuda_graphs: Graphs = None,
     compile: Compile = False,
+    adapter: Annotated[
+        list[str] | None, typer.Option("--adapter", help="NAME=FOLDER: a LoRA adapter, served as the model MODEL:NAME")
+    ] = None,
 ) -> None:
     """Serve the OpenAI API; Ctrl-C finishes what is being answered, then stops."""
     # Imported here: the other commands need no server.
@@ -123,7 +133,12 @@ def serve(
 
     from .server import ServerConfig, make_app
 
-    engine = _engine(model, speculation, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
+    for given in adapter or ():
+        if not all(given.partition("=")):
+            _refuse(ValueError(f"--adapter must be NAME=FOLDER, got {given!r}"))
+    adapters = {name: folder for name, _, folder in (given.partition("=") for given in adapter or ())}
+    others = replace(_on(device, attention, cuda_graphs, compile), adapters=adapters)
+    engine = _engine(model, speculation, blocks, weights, kv_dtype, others)
     config = ServerConfig(model, api_key, max_concurrent=max_concurrent, patience=patience)
     _console.print(f"{model} at http://{host}:{port}/v1")
     uvicorn.run(make_app(engine, config), host=host, port=port, log_level="warning",
@@ -170,7 +185,7 @@ def bench(
     _console.print(
         f"throughput {report.throughput:.1f} tokens/s, goodput {report.goodput(slo_ttft, slo_tpot):.1f} tokens/s "
         f"(TTFT within {slo_ttft:g} s and TPOT within {slo_tpot:g} s), cache hits {metrics.cache_hit_rate:.0%}, "
-        f"{metrics.num_preemptions} preemptions{kept}"
+        f"{metrics.num_preemptions} preemptions{kept}, {engine.kv_bytes_per_token:,.0f} bytes of KV pool a token"
     )
     if speculation == "none":
         _print_decode_speed(engine, num_input)
@@ -214,10 +229,10 @@ def _on(device: str | None, attention: str | None, cuda_graphs: bool | None, com
 
 
 def _engine(
-    model: str, speculation: str, blocks: int, weights: str, kv_dtype: str | None, back_end: EngineConfig
+    model: str, speculation: str, blocks: int, weights: str, kv_dtype: str | None, others: EngineConfig
 ) -> Engine:  # fmt: skip
     config = replace(
-        back_end,
+        others,
         scheduler=SchedulerConfig(max_context=8192),
         num_blocks=blocks,
         speculation=speculation,

@@ -14,7 +14,7 @@ from labkit.drafting import Drafter, TreeDrafter
 from .features import FeaturePool, RequestFeatures
 from .models.blocks import Decoder
 from .request import Request
-from .speculation import SpeculationConfig, Speculator
+from .speculation import MakeDrafter, SpeculationConfig, Speculator
 
 _KINDS = {"n-gram": "n-gram", "draft-model": "draft model", "medusa": "Medusa", "eagle": "EAGLE", "eagle-2": "EAGLE-2",
           "eagle-3": "EAGLE-3", "mtp": "MTP", "lookahead": "lookahead", "adaptive": "adaptive"}  # fmt: skip
@@ -23,7 +23,7 @@ _KINDS = {"n-gram": "n-gram", "draft-model": "draft model", "medusa": "Medusa", 
 
 def make_speculator(
     wanted: SpeculationConfig | str | None, model: Decoder, load: Callable[[], int], num_blocks: int, block_size: int,
-    num_host_blocks: int,
+    num_host_blocks: int, trees: bool = True,
 ) -> tuple[Speculator | None, FeaturePool | None]:  # fmt: skip
     """Who asks for drafts and judges them, and where the hidden states lie that drafters read.
 
@@ -34,14 +34,20 @@ def make_speculator(
         num_blocks: of the KV pool.
         block_size: of the KV pool.
         num_host_blocks: of the KV pool.
+        trees: whether the KV pool moves single tokens, as drafts that branch need.
 
     Raises:
-        ValueError: an unknown name, or a head that there isn't for this model.
+        ValueError: an unknown name, a head that there isn't for this model, or drafts that branch where they can't.
     """
     if wanted is None or wanted == "none":
         return None, None
     config = SpeculationConfig(wanted) if isinstance(wanted, str) else wanted
     make_drafter, features = config.drafter, None
+    if not trees and _drafts_trees(make_drafter):
+        raise ValueError(
+            f"drafts of {make_drafter!r} may branch, and KIVI, which stores a block at once, can't keep one branch of "
+            f"them; take a drafter of lines, such as n-gram, or another kv_dtype"
+        )
     if isinstance(make_drafter, str):
         named = _NamedDrafters(make_drafter, config, model, load)
         if named.layers:
@@ -49,6 +55,16 @@ def make_speculator(
         return Speculator(named, config.num_drafts, model.vocab_size), features
     make = make_drafter
     return Speculator(lambda request: make(), config.num_drafts, model.vocab_size), features
+
+
+def _drafts_trees(drafter: str | MakeDrafter) -> bool:
+    """Whether drafts of a drafter may branch."""
+    if not isinstance(drafter, str):
+        return isinstance(drafter(), TreeDrafter)
+    # Imported here: the other drafters of lab 14 are for those who name one.
+    from solutions.speculative.trained_drafters import TREES
+
+    return _KINDS[drafter] in TREES
 
 
 class _NamedDrafters:

@@ -72,9 +72,8 @@ class PaddedDecoding:
         self.buckets = [1 << power for power in range((max_rows - 1).bit_length() + 1)]
 
     def takes(self, step: Step) -> bool:
-        """Whether a step is one of those; whose rows an adapter changes is not among the inputs."""
-        fits = 0 < len(step.work) <= self.buckets[-1]
-        return fits and all(len(one.tokens) == 1 and one.request.adapter is None for one in step.work)
+        """Whether a step is one of those."""
+        return 0 < len(step.work) <= self.buckets[-1] and all(len(one.tokens) == 1 for one in step.work)
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ def decode_step(lengths: list[int], vocab_size: int, seed: int = 0) -> Step:
         blocks = tuple(free.pop() for _ in range(-(-length // BLOCK_SIZE)))
         token = int(torch.randint(vocab_size, (1,), generator=chance))
         slot = blocks[-1] * BLOCK_SIZE + (length - 1) % BLOCK_SIZE
-        request: Any = SimpleNamespace(request_id=str(number), adapter=None)
+        request: Any = f"request {number}"  # nothing here looks at it
         work.append(Work(request, length - 1, (token,), 0, (slot,), blocks, gives_token=True))
     return Step(tuple(work))
 

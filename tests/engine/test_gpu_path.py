@@ -164,5 +164,5 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=message):
             choose_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device(None) == choose_device("cuda") == choose_device(None, "bf16") == torch.device("cuda")
-    assert choose_device(None, "int4") == torch.device("cpu")
+    assert choose_device(None) == choose_device("cuda") == choose_device(None, cpu_only=False) == torch.device("cuda")
+    assert choose_device(None, cpu_only=True) == torch.device("cpu")
