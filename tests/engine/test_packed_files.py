@@ -79,6 +79,17 @@ def test_every_number_is_that_of_a_fresh_load(gguf: Path) -> None:
         check_equal(name, kept[name], tensor)
 
 
+def test_packed_tensors_start_where_torch_wants_them(gguf: Path) -> None:
+    """Its product of 8-bit weights with four tokens or more crashes on others."""
+    answers(gguf)
+    model: Any = loading.load(str(gguf), "stored").model
+    products = [model._head, *(layer._attention._qkv for layer in model._layers)]
+    starts = [tensor.data_ptr() % 64 for product in products for tensor in product.packed.tensors().values()]
+    assert len(starts) == 8 and not any(starts)
+    engine = Engine(str(gguf), EngineConfig(weights="stored", num_blocks=32))
+    assert len(engine.generate([[5, one] for one in range(6)], PARAMS)) == 6
+
+
 @pytest.mark.parametrize("what", ["file", "torch", "cpu", "head", "version"])
 def test_a_change_of_what_it_depends_on_makes_it_anew(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -22,6 +22,7 @@ from labkit.transformers_model import build_transformers_model
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.models import loading as families
 from solutions.engine.scheduler import SchedulerConfig
+from solutions.engine.weights import packed_files
 from solutions.engine.weights.formats import ROUNDINGS
 from solutions.engine.weights.loading import load
 from solutions.engine.weights.packing import Packing
@@ -216,7 +217,10 @@ def test_the_head_is_rounded_and_the_embedding_is_not() -> None:
         ("smoothquant", "compressed-tensors", 0.15), ("fp8", "compressed-tensors", 0.15), ("q4_0", "gguf", 0.15),
     ],
 )  # fmt: skip
-def test_checkpoints_run_as_they_are_stored(tmp_path: Path, method: str, format: str, within: float) -> None:
+def test_checkpoints_run_as_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, format: str, within: float
+) -> None:
+    monkeypatch.setattr(packed_files, "cache_dir", lambda: tmp_path / "cache")
     decoder = model().decoder
     settings = Settings(group_size=32, symmetric=False)
     quantized = quantize_model(decoder, method, settings, calibration())

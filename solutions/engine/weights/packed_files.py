@@ -90,7 +90,7 @@ def entry_of(gguf: Path, packing: Packing) -> Path:
 
 
 def read(entry: Path, packing: Packing) -> tuple[ModelConfig, PackedWeights] | None:
-    """What an entry holds, by memory map; None if there is none, or if it is damaged."""
+    """What an entry holds, plain tensors by memory map; None if there is none, or if it is damaged."""
     try:
         config = ModelConfig.from_huggingface(json.loads((entry / _CONFIG).read_text(encoding="utf-8")))
         stored = load_file(entry / _WEIGHTS)
@@ -103,7 +103,9 @@ def read(entry: Path, packing: Packing) -> tuple[ModelConfig, PackedWeights] | N
         if kind == _PLAIN:
             plain[layers] = tensor
         else:
-            parts.setdefault((kind, layers), {})[part] = tensor
+            # A copy, for its place in memory: in a file tensors start anywhere, and torch's packed products end the
+            # process unless they start at a multiple of 64 bytes.
+            parts.setdefault((kind, layers), {})[part] = tensor.clone()
     packed = {tuple(layers.split(",")): _KINDS[kind].restored(found) for (kind, layers), found in parts.items()}
     shapes = {
         name: torch.empty(shape, device="meta") for name, shape in weight_shapes(config).items() if name not in plain
