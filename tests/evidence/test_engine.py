@@ -147,7 +147,7 @@ def test_the_real_model_survives_its_clients(length: Length, preemption: str) ->
     engine = Engine("smollm2", EngineConfig(
         SchedulerConfig(max_running=12, token_budget=64, max_context=64, preemption=preemption), num_blocks=24,
         block_size=4, num_host_blocks=16, prefix_cache="hash" if preemption == "recompute" else "radix",
-        speculation=SpeculationConfig(NgramDrafter),
+        speculation="n-gram" if preemption == "recompute" else "medusa",
     ))  # fmt: skip
     counts = dict.fromkeys(("served", "left", "cancelled", "malformed", "constrained", "refused", "timed out"), 0)
     requests = 20 * length.prompts
