@@ -226,8 +226,8 @@ class Scheduler:
                 self._rest(request)
             else:
                 new = list(emitted[request])
-                if work.parents and paths is not None:
-                    moves += work.kept(paths[request])
+                if work.parents:
+                    moves += work.kept((paths or {})[request])
                 request.num_computed = work.end - work.num_drafts + len(new) - 1
                 request.table.truncate(request.num_computed)
                 self._start_siblings(request, emitted)

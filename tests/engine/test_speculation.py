@@ -198,7 +198,7 @@ def test_each_draft_of_a_tree_has_a_mask_of_its_own(make_engine: Any) -> None:
     assert engine.metrics.num_accepted_tokens > 2
 
 
-P = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.0], dtype=torch.float64)[:4]
+P = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
 Q = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.1], dtype=torch.float64)
 """Of a drafter that knows a token more than the target, which has four."""
 
@@ -231,8 +231,8 @@ class DrawnTree:
 def test_drafts_that_were_drawn_keep_the_distribution(drafter: Any) -> None:
     """Rounds against the law: each place's token has the chance that the target gives it, whatever came before.
 
-    Cells are pairs of the first two tokens where a second one was emitted, else the first alone is counted; both
-    chi-squares have at most 15 degrees of freedom, and 37.7 is passed by chance once in 1,000.
+    Five tables of four cells, the first tokens and the second ones behind each first; 20 is passed by chance twice in
+    10,000 (3 degrees of freedom). To drop a draft because the target can't read it gives more than 200.
     """
     rounds = 2500
     rows = torch.stack([P, P.flip(0), P.roll(1), P.roll(2)])
@@ -251,10 +251,10 @@ def test_drafts_that_were_drawn_keep_the_distribution(drafter: Any) -> None:
             seconds[verdict.tokens[0], verdict.tokens[1]] += 1
         kept += len(verdict.path)
         speculator.forget(request)
-    assert chi_square([firsts[token] for token in range(4)], rounds * P) < 37.7
+    assert chi_square([firsts[token] for token in range(4)], rounds * P) < 20.0
     for token in range(4):
         counts = [seconds[token, after] for after in range(4)]
-        assert chi_square(counts, sum(counts) * rows[token]) < 37.7
+        assert chi_square(counts, sum(counts) * rows[token]) < 20.0
     assert kept > rounds / 3
 
 
@@ -352,6 +352,10 @@ def test_every_drafter_of_lab_14_on_its_own_model(real_model: Model, real_answer
     engine = Engine(real_model, EngineConfig(num_blocks=64, speculation=config))
     assert real(engine) == real_answers
     assert engine.metrics.num_accepted_tokens > 0 or name == "lookahead"
+    if name == "eagle":  # drafts may be drawn, too: nothing changes where the target draws nothing
+        drawn = Engine(real_model, EngineConfig(num_blocks=64, speculation=SpeculationConfig(name, drawn=True)))
+        greedy, other = real(drawn)
+        assert (greedy, len(other)) == (real_answers[0], 8)
     if name == "adaptive":
         busy = SpeculationConfig(name, costs=PassCosts(((1, 1.0), (64, 64.0))))
         engine = Engine(real_model, EngineConfig(num_blocks=64, speculation=busy))
