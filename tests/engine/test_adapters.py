@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ from solutions.engine.models.llama import Llama
 from solutions.engine.models.loading import LoadedModel
 from solutions.engine.scheduler import SchedulerConfig
 from solutions.engine.server import ServerConfig
+from solutions.engine.speculation import SpeculationConfig
+from solutions.engine.weights.loading import load
 from tests.engine.test_server import start
+from tests.engine.test_speculation import Bushy, Oracle
 
 ALL = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
 SOME = ("self_attn.v", "mlp.up")
@@ -209,6 +213,47 @@ def test_adapters_that_do_not_suit_the_model_are_refused(tiny_model: Model, fold
     loaded = LoadedModel(Llama(tiny_model.config, weights), tiny_model.tokenizer)
     with pytest.raises(ValueError, match="need the weights of a model"):
         Engine(loaded, EngineConfig(num_blocks=4, adapters=folders))
+
+
+def test_adapters_are_computed_on_a_cpu_step_by_step(tiny_model: Model, folders: dict[str, str]) -> None:
+    for wanted in (dict(cuda_graphs=True), dict(compile=True)):
+        with pytest.raises(ValueError, match="leave them off with adapters"):
+            Engine(tiny_model, EngineConfig(num_blocks=4, adapters=folders, **wanted))
+    with pytest.raises(ValueError, match="adapters run on device 'cpu' only, got 'cuda'"):
+        load(tiny_model, device="cuda", adapt=lambda weights: AdaptedWeights(weights, Adapters(folders)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(dict(prefix_cache="radix"), id="trees, radix cache"),
+        pytest.param(dict(num_blocks=14, num_host_blocks=40), id="trees, preempted"),
+        pytest.param(dict(kv_dtype="kivi4"), id="lines, KIVI"),
+    ],
+)
+def test_drafts_change_nothing(tiny_model: Model, folders: dict[str, str], settings: dict[str, Any]) -> None:
+    wanted = [(prompt, name) for prompt in PROMPTS for name in (None, *folders)]
+    limits = SchedulerConfig(preemption="swap")
+    plain = EngineConfig(
+        limits, num_blocks=100, block_size=4, prefix_cache="none", adapters=folders, kv_dtype=settings.get("kv_dtype")
+    )
+    alone = []
+    for prompt, name in wanted:
+        engine = Engine(tiny_model, plain)
+        engine.add_request(prompt, PARAMS, adapter=name)
+        alone += [one.tokens for one in finish(engine).values()]
+    texts = [[*prompt, *tokens] for (prompt, _), tokens in zip(wanted, alone, strict=True)]
+    drafter = Oracle if "kv_dtype" in settings else Bushy
+    config = replace(plain, prefix_cache="hash", speculation=SpeculationConfig(lambda: drafter(texts)))
+    engine = Engine(tiny_model, replace(config, **settings))
+    for _ in range(2):  # the second time with whatever the cache has kept
+        names = [engine.add_request(prompt, PARAMS, adapter=name) for prompt, name in wanted]
+        done = finish(engine)
+        assert [done[name].tokens for name in names] == alone
+    assert 0 < engine.metrics.num_accepted_tokens < engine.metrics.num_drafted_tokens
+    assert engine.metrics.num_cached_tokens > 0
+    if "num_blocks" in settings:
+        assert engine.metrics.num_preemptions > 0
 
 
 def test_the_command_says_how_to_name_one() -> None:

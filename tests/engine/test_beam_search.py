@@ -20,6 +20,8 @@ from solutions.engine import Completion, Engine, EngineConfig, SamplingParams
 from solutions.engine.__main__ import app
 from solutions.engine.beam_search import BeamSearchParams
 from solutions.engine.scheduler import SchedulerConfig
+from solutions.engine.speculation import SpeculationConfig
+from tests.engine.test_speculation import Bushy
 
 PROMPTS = [[7, 400, 31, 31, 2000, 9], [5], list(range(100, 137))]
 PARAMS = BeamSearchParams(beam_width=3, max_tokens=7, num_answers=3, ignore_eos=True)
@@ -128,12 +130,24 @@ def test_one_beam_is_greedy_decoding(make_engine: Any) -> None:
         ),
         pytest.param(dict(block_size=4, num_blocks=12, max_running=3, token_budget=64), id="a text at a time"),
         pytest.param(dict(prefix_cache="radix", block_size=4), id="radix cache"),
+        pytest.param(dict(drafts=True), id="trees of drafts beside"),
+        pytest.param(
+            dict(
+                drafts=True, block_size=4, num_blocks=13, num_host_blocks=40, preemption="swap", max_running=6,
+                token_budget=64,
+            ),
+            id="trees of drafts beside, preempted by swap",
+        ),
     ],
 )
 def test_how_it_is_served_changes_nothing(
     make_engine: Any, served_alone: tuple[list[Found], list[tuple[int, ...]]], limits: dict[str, Any]
 ) -> None:
     alone, beside = served_alone
+    limits = dict(limits)
+    if has_drafts := limits.pop("drafts", False):
+        texts = [[*PROMPTS[2], *tokens] for tokens in beside]
+        limits["speculation"] = SpeculationConfig(lambda: Bushy(texts))
     engine = make_engine(**limits)
     for _ in range(2):  # the second time with whatever the cache has kept
         name = engine.add_request(PROMPTS[2], BESIDE)
@@ -148,6 +162,7 @@ def test_how_it_is_served_changes_nothing(
         assert [one.tokens for one in sorted(done[name], key=lambda one: one.index)] == beside
     if limits.get("num_blocks", 100) < 20:
         assert engine.metrics.num_preemptions > 0, "the pool was to be too small"
+    assert (engine.metrics.num_accepted_tokens > 0) == has_drafts
 
 
 def test_beams_share_what_they_have_in_common(make_engine: Any) -> None:

@@ -15,6 +15,7 @@ from labkit.decoder import random_weights
 from labkit.drafting import Draft
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.back_end import choose_device
+from solutions.engine.beam_search import BeamSearchParams
 from solutions.engine.cuda_graphs import Recorder
 from solutions.engine.grammar import Constraint
 from solutions.engine.model_runner import ModelRunner
@@ -89,6 +90,7 @@ def test_nothing_lies_on_the_wrong_device(
         assert [len(several[0].tokens) for several in answers] == [params.max_tokens] * len(PROMPTS)
     engine.add_request([1, 2], GREEDY, constraint=Constraint("regex", "[a-c]{3}"))
     engine.add_request(PROMPTS[2], DRAWN)
+    engine.add_beam_search(PROMPTS[2], BeamSearchParams(2, 5))
     while engine.has_work:
         engine.step()
     if "num_blocks" in settings:

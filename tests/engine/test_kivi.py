@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grader.judge.numerics import check_close, check_equal
+from labkit.checkpoints import load
 from labkit.checkpoints.loading import Model
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.beam_search import BeamSearchParams
 from solutions.engine.kivi_attention import KiviAttention
 from solutions.engine.kivi_pool import KiviPool
 from solutions.engine.kv_manager import Move, MoveKind
+from solutions.engine.kv_memory import kv_memory
 from solutions.engine.kv_pool import KVShape
 from solutions.engine.request import Request
 from solutions.engine.scheduler import SchedulerConfig
@@ -25,7 +27,7 @@ from solutions.engine.step import Work
 from solutions.kv_cache.block_table import BlockTable
 from solutions.kv_cache.blocks import BlockAllocator
 from solutions.quantization.kivi import KiviCache
-from tests.engine.test_speculation import Oracle
+from tests.engine.test_speculation import Bushy, Oracle
 
 SIZE, HEADS, DIM = 4, 2, 32
 SHAPE = KVShape(num_layers=2, num_parts=2, num_heads=HEADS, head_dim=DIM)
@@ -195,6 +197,10 @@ def served(engine: Engine, prompts: Any = PROMPTS, params: Any = PARAMS) -> list
         pytest.param(dict(prefix_cache="radix"), id="radix cache"),
         pytest.param(dict(num_drafts=3), id="speculative"),
         pytest.param(dict(num_drafts=11, token_budget=64, max_running=4), id="drafts beyond a block"),
+        pytest.param(
+            dict(num_drafts=3, num_blocks=13, num_host_blocks=40, preemption="swap", max_running=4, token_budget=64),
+            id="speculative, preempted by swap",
+        ),
     ],
 )
 def test_how_it_is_served_changes_nothing(make_engine: Any, name: str, limits: dict[str, Any]) -> None:
@@ -245,6 +251,32 @@ def test_what_does_not_suit_is_refused(tiny_model: Model) -> None:
         KiviPool(KVShape(2, 1, 1, 16), 4, 4, SIZE, 1)
     with pytest.raises(ValueError, match="head_dim 18 is no multiple"):
         KiviPool(KVShape(2, 2, 1, 18), 2, 4, SIZE, 1)
+    for wanted in (dict(cuda_graphs=True), dict(compile=True)):
+        with pytest.raises(ValueError, match="leave them off with keys and values in codes"):
+            Engine(tiny_model, replace(config, **wanted))
+    with pytest.raises(ValueError, match="attention 'triton' can't be had for KIVI"):
+        Engine(tiny_model, replace(config, attention="triton"))
+    with pytest.raises(ValueError, match="'kivi2' runs on device 'cpu' only, got 'cuda'"):
+        kv_memory("kivi2", SHAPE, 4, SIZE, 0, torch.float32, torch.device("cuda"), 1, 0)
+
+
+@pytest.mark.parametrize("drafter", ["lookahead", "medusa", "eagle-2", lambda: Bushy([])])
+def test_drafts_that_branch_are_refused(tiny_model: Model, drafter: Any) -> None:
+    config = EngineConfig(num_blocks=4, speculation=SpeculationConfig(drafter))
+    with pytest.raises(ValueError, match=r"drafts of .* may branch, and KIVI.*take a drafter of lines, such as n-gram"):
+        Engine(tiny_model, replace(config, kv_dtype="kivi4"))
+
+
+def test_drafters_read_hidden_states_beside_codes() -> None:
+    """They lie in blocks of their own, which are written to wherever the codes go."""
+    model, texts = load("smollm2"), ["1, 2, 3, 4, 5, 6,", "def add(a, b):"]
+    engine, plain = (
+        Engine(model, EngineConfig(num_blocks=32, kv_dtype="kivi4", speculation=drafter)) for drafter in ("mtp", None)
+    )
+    assert [one[0].tokens for one in engine.generate(texts, PARAMS)] == [
+        one[0].tokens for one in plain.generate(texts, PARAMS)
+    ]
+    assert engine.metrics.num_accepted_tokens > 0
 
 
 def test_numbers_too_large_for_a_range_are_the_largest_it_has() -> None:

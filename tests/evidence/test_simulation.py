@@ -26,8 +26,8 @@ QUICK = os.environ.get("EVIDENCE") == "quick"
 
 LOAD = 0.35
 # How far a prediction may be off, as a factor. The machine's speed may change by 1.4 meanwhile (more is skipped); at a
-# load of 0.35 that multiplies service by 1.4 and the room left by (1 - 0.35) / (1 - 0.35 · 1.4) = 1.3, together 1.8. The
-# rest is the fit's. At a load of 0.6 the same drift would have multiplied waits by 3.5: no bound worth stating.
+# load of 0.35 that multiplies service by 1.4 and the room left by (1 - 0.35) / (1 - 0.35 · 1.4) = 1.3, together 1.8.
+# The rest is the fit's. At a load of 0.6 the same drift would have multiplied waits by 3.5: no bound worth stating.
 MOST_OFF = {"TTFT mean": 2.5, "TTFT p50": 2.5, "TPOT mean": 2.0, "E2E mean": 2.0, "throughput": 1.5}
 
 
