@@ -25,9 +25,9 @@ from tests.simulate.test_scenarios import check_claims
 QUICK = os.environ.get("EVIDENCE") == "quick"
 
 LOAD = 0.35
-# How far a prediction may be off, as a factor. The machine's speed may change by 1.4 meanwhile (more is skipped); at a
-# load of 0.35 that multiplies service by 1.4 and the room left by (1 - 0.35) / (1 - 0.35 · 1.4) = 1.3, together 1.8.
-# The rest is the fit's. At a load of 0.6 the same drift would have multiplied waits by 3.5: no bound worth stating.
+# How far a prediction may be off, as a factor. The machine's speed may change by 1.4 meanwhile (more is skipped). At a
+# load of 0.35 that makes service 1.4 times as long and the room left (1 - 0.35) / (1 - 0.35 · 1.4) = 1.3 times smaller,
+# together 1.8; the rest is the fit's. At a load of 0.6 waits would be 3.5 times as long: no bound worth stating.
 MOST_OFF = {"TTFT mean": 2.5, "TTFT p50": 2.5, "TPOT mean": 2.0, "E2E mean": 2.0, "throughput": 1.5}
 
 
