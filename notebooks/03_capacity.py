@@ -247,10 +247,9 @@ check_answer("3", answer, float(needed), hint="Tokens per second of a replica fi
 # %% [markdown]
 # ## 5 The bill, and the levers
 #
-# Add the pools, multiply by a price, divide by the tokens. Then pull the levers one at a time: each acts on one of the
-# two phases, and none on both alike. Half of all prompt tokens in the cache halves prefill and leaves decode alone. FP8
-# acts on both. Speculation acts on decode alone, and the plan is generous to it: at a batch of 256 the verification is
-# not free.
+# Add the pools, multiply by a price, divide by the tokens. Then pull the levers one at a time, and look at which of the
+# two phases each acts on. Half of all prompt tokens in the cache halves prefill and leaves decode alone. FP8 acts on
+# both. Speculation acts on decode alone, and the plan is generous to it: at a batch of 256 verification is not free.
 
 # %%
 fp8 = Serving(llama, H100, weights="fp8", compute="fp8")

@@ -15,11 +15,12 @@ from labkit.tokenizer import Message
 
 from . import PARTS
 from .bandwidth import decode_speed, where
+from .beam_search import BeamSearchParams
 from .engine import Engine, EngineConfig
 from .load import random_load, run_load
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerConfig
-from .speculation import SpeculationConfig
+from .speculation import DRAFTERS
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="The reference engine on a real model.")
 _console = Console(highlight=False)
@@ -27,11 +28,11 @@ _console = Console(highlight=False)
 Model = Annotated[str, typer.Option("--model", help="smollm2 (bundled), a folder, a .gguf file or a hub id")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 means the most likely token")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="the most tokens of an answer")]
-Speculate = Annotated[bool, typer.Option("--speculate", help="draft by prompt lookup")]
+Speculation = Annotated[str, typer.Option("--speculation", help=f"who drafts: none, {', '.join(DRAFTERS)}")]
 Weights = Annotated[
     str, typer.Option("--weights", help="fp32, bf16, fp16, stored (a checkpoint's own codes), int4, int8, q4_1, nf4, …")
 ]
-KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help="fp32, bf16, fp16, int8 or fp8")]
+KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help="fp32, bf16, fp16, int8, fp8, kivi4 or kivi2")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; a GPU if there is one")]
 Attend = Annotated[str | None, typer.Option("--attention", help="torch or triton; kernels where they can be had")]
 Graphs = Annotated[
@@ -47,7 +48,7 @@ def generate(
     model: Model = "smollm2",
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 64,
-    speculate: Speculate = False,
+    speculation: Speculation = "none",
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 512,
@@ -55,11 +56,17 @@ def generate(
     attention: Attend = None,
     cuda_graphs: Graphs = None,
     compile: Compile = False,
+    beams: Annotated[int | None, typer.Option("--beams", help="search with so many, instead of drawing")] = None,
 ) -> None:
     """Continue texts."""
-    engine = _engine(model, speculate, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
+    if beams is not None and temperature > 0:
+        _refuse(ValueError(f"a beam search draws nothing: give --beams or a --temperature, got {temperature:g}"))
+    engine = _engine(model, speculation, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
     try:
-        answers = engine.generate(prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens))
+        if beams is None:
+            answers = engine.generate(prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens))
+        else:
+            answers = engine.beam_search(prompts, BeamSearchParams(beams, max_tokens))
     except ValueError as error:
         _refuse(error)
     for prompt, (answer,) in zip(prompts, answers, strict=True):
@@ -71,7 +78,7 @@ def chat(
     model: Model = "smollm2",
     temperature: Temperature = 0.7,
     max_tokens: MaxTokens = 256,
-    speculate: Speculate = False,
+    speculation: Speculation = "none",
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 512,
@@ -81,7 +88,7 @@ def chat(
     compile: Compile = False,
 ) -> None:
     """Talk to the model; an empty line or Ctrl-D ends it."""
-    engine = _engine(model, speculate, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
+    engine = _engine(model, speculation, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
     messages: list[Message] = []
     while True:
         try:
@@ -108,7 +115,7 @@ def serve(
     ] = None,
     max_concurrent: Annotated[int, typer.Option("--max-concurrent", min=1, help="requests at once")] = 256,
     patience: Annotated[float, typer.Option("--patience", min=0.0, help="seconds a shutdown waits for answers")] = 10.0,
-    speculate: Speculate = False,
+    speculation: Speculation = "none",
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 1024,
@@ -116,6 +123,9 @@ def serve(
     attention: Attend = None,
     cuda_graphs: Graphs = None,
     compile: Compile = False,
+    adapter: Annotated[
+        list[str] | None, typer.Option("--adapter", help="NAME=FOLDER: a LoRA adapter, served as the model MODEL:NAME")
+    ] = None,
 ) -> None:
     """Serve the OpenAI API; Ctrl-C finishes what is being answered, then stops."""
     # Imported here: the other commands need no server.
@@ -123,7 +133,12 @@ def serve(
 
     from .server import ServerConfig, make_app
 
-    engine = _engine(model, speculate, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
+    for given in adapter or ():
+        if not all(given.partition("=")):
+            _refuse(ValueError(f"--adapter must be NAME=FOLDER, got {given!r}"))
+    adapters = {name: folder for name, _, folder in (given.partition("=") for given in adapter or ())}
+    others = replace(_on(device, attention, cuda_graphs, compile), adapters=adapters)
+    engine = _engine(model, speculation, blocks, weights, kv_dtype, others)
     config = ServerConfig(model, api_key, max_concurrent=max_concurrent, patience=patience)
     _console.print(f"{model} at http://{host}:{port}/v1")
     uvicorn.run(make_app(engine, config), host=host, port=port, log_level="warning",
@@ -141,7 +156,7 @@ def bench(
     slo_ttft: Annotated[float, typer.Option("--slo-ttft", help="seconds that a first token may take")] = 1.0,
     slo_tpot: Annotated[float, typer.Option("--slo-tpot", help="seconds that a further token may take")] = 0.1,
     seed: Annotated[int, typer.Option("--seed")] = 0,
-    speculate: Speculate = False,
+    speculation: Speculation = "none",
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
     blocks: Blocks = 1024,
@@ -151,7 +166,7 @@ def bench(
     compile: Compile = False,
 ) -> None:
     """Serve a random load, and tell what its requests waited for."""
-    engine = _engine(model, speculate, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
+    engine = _engine(model, speculation, blocks, weights, kv_dtype, _on(device, attention, cuda_graphs, compile))
     try:
         arrivals = random_load(requests, rate, num_input, num_output, shared, engine.tokenizer.vocab_size, seed)
         with _console.status(f"serving {requests} requests …"):
@@ -165,12 +180,14 @@ def bench(
         shares = [report.percentile(name, share) for share in (0.5, 0.95, 0.99)]
         table.add_row(label, *(f"{value:.3f}" for value in (report.mean(name), *shares)))
     _console.print(table)
+    metrics = engine.metrics
+    kept = f", {metrics.acceptance_rate:.0%} of the drafts kept" if metrics.num_drafted_tokens else ""
     _console.print(
         f"throughput {report.throughput:.1f} tokens/s, goodput {report.goodput(slo_ttft, slo_tpot):.1f} tokens/s "
-        f"(TTFT within {slo_ttft:g} s and TPOT within {slo_tpot:g} s), cache hits {engine.metrics.cache_hit_rate:.0%}, "
-        f"{engine.metrics.num_preemptions} preemptions"
+        f"(TTFT within {slo_ttft:g} s and TPOT within {slo_tpot:g} s), cache hits {metrics.cache_hit_rate:.0%}, "
+        f"{metrics.num_preemptions} preemptions{kept}, {engine.kv_bytes_per_token:,.0f} bytes of KV pool a token"
     )
-    if not speculate:
+    if speculation == "none":
         _print_decode_speed(engine, num_input)
 
 
@@ -212,16 +229,13 @@ def _on(device: str | None, attention: str | None, cuda_graphs: bool | None, com
 
 
 def _engine(
-    model: str, speculate: bool, blocks: int, weights: str, kv_dtype: str | None, back_end: EngineConfig
+    model: str, speculation: str, blocks: int, weights: str, kv_dtype: str | None, others: EngineConfig
 ) -> Engine:  # fmt: skip
-    # Prompt lookup is lab 14's; only those who speculate need it.
-    from solutions.speculative.ngram import NgramDrafter
-
     config = replace(
-        back_end,
+        others,
         scheduler=SchedulerConfig(max_context=8192),
         num_blocks=blocks,
-        speculation=SpeculationConfig(NgramDrafter) if speculate else None,
+        speculation=speculation,
         weights=weights,
         kv_dtype=kv_dtype,
     )

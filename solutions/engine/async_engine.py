@@ -47,7 +47,7 @@ class AsyncEngine:
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, priority: int = 0,
-        salt: str | None = None, constraint: Constraint | None = None,
+        salt: str | None = None, constraint: Constraint | None = None, adapter: str | None = None,
     ) -> AsyncIterator[Progress]:  # fmt: skip
         """What the steps bring, until every sample has ended.
 
@@ -62,8 +62,9 @@ class AsyncEngine:
 
         def add() -> str:
             name = self._engine.add_request(
-                prompt, params, request_id=request_id, priority=priority, salt=salt, constraint=constraint
-            )
+                prompt, params, request_id=request_id, priority=priority, salt=salt, constraint=constraint,
+                adapter=adapter,
+            )  # fmt: skip
             self._streams[name] = lambda item: loop.call_soon_threadsafe(queue.put_nowait, item)
             return name
 

@@ -9,6 +9,7 @@ from labkit.launch import triton_fault
 from .compiled_step import compiled, compiler_fault
 from .cuda_graphs import Again, CudaGraphs, Recorder
 from .features import FeaturePool
+from .kv_memory import KVMemory
 from .kv_pool import KVPool
 from .model_runner import ModelRunner
 from .models.blocks import Decoder
@@ -18,17 +19,18 @@ ATTENTIONS = ("torch", "triton")
 DEVICES = ("cpu", "cuda")
 
 
-def choose_device(name: str | None) -> torch.device:
+def choose_device(name: str | None, cpu_only: bool = False) -> torch.device:
     """The device of a name.
 
     Args:
-        name: "cpu" or "cuda"; None means a GPU if there is one.
+        name: "cpu" or "cuda"; None means a GPU if there is one and it will do.
+        cpu_only: whether something is wanted that a GPU can't do.
 
     Raises:
         ValueError: another name, or there is no GPU.
     """
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() and not cpu_only else "cpu")
     if name not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)} or None, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
@@ -37,14 +39,14 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def make_runner(
-    model: Decoder, pool: KVPool, max_rows: int, max_context: int, features: FeaturePool | None = None, *,
-    attention: str | None = None, cuda_graphs: bool | None = None, compile: bool = False,
+    model: Decoder, pool: KVMemory, max_rows: int, max_context: int, features: FeaturePool | None = None, *,
+    attention: str | None = None, cuda_graphs: bool | None = None, compile: bool = False, adapters: bool = False,
 ) -> ModelRunner:  # fmt: skip
     """A runner as it is asked for, where model and pool lie.
 
     Args:
         model: what computes.
-        pool: with a scratch slot.
+        pool: with a scratch slot if it is a `KVPool`.
         max_rows: requests of a step.
         max_context: tokens of a text.
         features: as in `ModelRunner`.
@@ -52,11 +54,21 @@ def make_runner(
             takes these on a GPU where they can be had.
         cuda_graphs: whether pure decodes are recorded; None records on a GPU where that can be done.
         compile: whether pure decodes are compiled by torch.
+        adapters: whether some requests have any, which change rows that are others in every step.
 
     Raises:
         ValueError: what is asked for can't be had; the message says why.
     """
-    recorder = _recorder(model, pool, cuda_graphs, compile)
+    if attention not in (None, *ATTENTIONS):
+        raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)} or None, got {attention!r}")
+    recorder = _recorder(model, pool, cuda_graphs, compile, adapters)
+    if not isinstance(pool, KVPool):
+        if attention == "triton":
+            raise ValueError("attention 'triton' can't be had for KIVI, which has an attention of its own; use 'torch'")
+        # Imported here: others need nothing of lab 13.
+        from .kivi_attention import KiviAttention
+
+        return ModelRunner(model, pool, features, KiviAttention)
     if not _use_kernels(attention, compile, pool):
         if recorder is None:
             return ModelRunner(model, pool, features)
@@ -80,12 +92,16 @@ def make_runner(
     return ModelRunner(model, pool, features, attention_of, decoding, draw_fused)
 
 
-def _recorder(model: Decoder, pool: KVPool, cuda_graphs: bool | None, compile: bool) -> Recorder | None:
+def _recorder(
+    model: Decoder, pool: KVMemory, cuda_graphs: bool | None, compile: bool, adapters: bool
+) -> Recorder | None:
     """How pure decodes are kept; None if they are computed like all other steps."""
     fault = None
     if not model.is_static:
         fault = "experts, which are looked for by what a router says"
-    elif pool.parts(0) is None:
+    elif adapters:
+        fault = "adapters, whose rows are not among what a recorded step reads"
+    elif not isinstance(pool, KVPool) or pool.parts(0) is None:
         fault = "keys and values in codes, which are looked at before they are rounded"
     if fault and (cuda_graphs or compile):
         raise ValueError(f"cuda_graphs and compile need steps that ask the device nothing; leave them off with {fault}")
@@ -95,8 +111,6 @@ def _recorder(model: Decoder, pool: KVPool, cuda_graphs: bool | None, compile: b
 
 
 def _use_kernels(attention: str | None, compile: bool, pool: KVPool) -> bool:
-    if attention not in (None, *ATTENTIONS):
-        raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)} or None, got {attention!r}")
     if attention == "torch" or (attention is None and pool.device.type != "cuda"):
         return False
     fault = "torch compiles what torch computes" if compile else triton_fault()

@@ -1,4 +1,4 @@
-"""How near decoding comes to its bound: a token costs the reading of every weight, and of keys and values so far."""
+"""How near decoding comes to its bound: a token costs the reading of every weight, and of what is kept so far."""
 
 from __future__ import annotations
 

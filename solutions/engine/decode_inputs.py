@@ -42,8 +42,7 @@ class DecodeInputs:
         self._bucket = bucket
         self._scratch_slot = scratch_slot
         rows, width = bucket.rows, bucket.width
-        # In one piece, so that a step needs one transfer; pinned, so that a GPU fetches it by itself. The next step is
-        # not prepared before this one's tokens have come back, so nothing is overwritten too early.
+        # In one piece, so that a step needs one transfer; pinned, so that a GPU fetches it by itself.
         self._host = torch.zeros(rows * (4 + width), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         self._device = torch.zeros(rows * (4 + width), dtype=torch.int64, device=device)
         self.tokens, self.positions, self.slots, self.lengths = self._device[: 4 * rows].view(4, rows).unbind()
@@ -52,7 +51,7 @@ class DecodeInputs:
         self.load(())
 
     def load(self, work: Sequence[Work]) -> None:
-        """Puts a step in.
+        """Puts a step in, once the last one is over.
 
         Args:
             work: one token each, at most as many as there are rows; their tables must fit.

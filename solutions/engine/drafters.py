@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,58 +14,85 @@ from labkit.drafting import Drafter, TreeDrafter
 from .features import FeaturePool, RequestFeatures
 from .models.blocks import Decoder
 from .request import Request
-from .speculation import SpeculationConfig
+from .speculation import MakeDrafter, SpeculationConfig, Speculator
 
 _KINDS = {"n-gram": "n-gram", "draft-model": "draft model", "medusa": "Medusa", "eagle": "EAGLE", "eagle-2": "EAGLE-2",
           "eagle-3": "EAGLE-3", "mtp": "MTP", "lookahead": "lookahead", "adaptive": "adaptive"}  # fmt: skip
 """What lab 14 calls them."""
 
 
-@dataclass(frozen=True)
-class _Target:
-    """What a head takes of the engine's model: a `labkit.trained_heads.loading.HeadTarget`."""
-
-    config: ModelConfig
-    weights: Mapping[str, Tensor]
-
-
-class NamedDrafters:
-    """Makes drafters of one kind.
+def make_speculator(
+    wanted: SpeculationConfig | str | None, model: Decoder, load: Callable[[], int], num_blocks: int, block_size: int,
+    num_host_blocks: int, trees: bool = True,
+) -> tuple[Speculator | None, FeaturePool | None]:  # fmt: skip
+    """Who asks for drafts and judges them, and where the hidden states lie that drafters read.
 
     Args:
-        config: names the kind.
+        wanted: see `EngineConfig.speculation`.
         model: the target.
+        load: how many requests share a pass at present.
         num_blocks: of the KV pool.
         block_size: of the KV pool.
         num_host_blocks: of the KV pool.
-        load: how many requests share a pass at present.
+        trees: whether the KV pool moves single tokens, as drafts that branch need.
 
     Raises:
-        ValueError: there is no head of this kind for the model.
+        ValueError: an unknown name, a head that there isn't for this model, or drafts that branch where they can't.
+    """
+    if wanted is None or wanted == "none":
+        return None, None
+    config = SpeculationConfig(wanted) if isinstance(wanted, str) else wanted
+    make_drafter, features = config.drafter, None
+    if not trees and _drafts_trees(make_drafter):
+        raise ValueError(
+            f"drafts of {make_drafter!r} may branch, and KIVI, which stores a block at once, can't keep one branch of "
+            f"them; take a drafter of lines, such as n-gram, or another kv_dtype"
+        )
+    if isinstance(make_drafter, str):
+        named = _NamedDrafters(make_drafter, config, model, load)
+        if named.layers:
+            features = named.features = FeaturePool(named.layers, model, num_blocks, block_size, num_host_blocks)
+        return Speculator(named, config.num_drafts, model.vocab_size), features
+    make = make_drafter
+    return Speculator(lambda request: make(), config.num_drafts, model.vocab_size), features
+
+
+def _drafts_trees(drafter: str | MakeDrafter) -> bool:
+    """Whether drafts of a drafter may branch."""
+    if not isinstance(drafter, str):
+        return isinstance(drafter(), TreeDrafter)
+    # Imported here: the other drafters of lab 14 are for those who name one.
+    from solutions.speculative.trained_drafters import TREES
+
+    return _KINDS[drafter] in TREES
+
+
+class _NamedDrafters:
+    """Makes drafters of one kind.
+
+    Args:
+        name: of the kind.
+        config: what else there is to say.
+        model: the target.
+        load: how many requests share a pass at present.
     """
 
-    def __init__(
-        self, config: SpeculationConfig, model: Decoder, num_blocks: int, block_size: int, num_host_blocks: int,
-        load: Callable[[], int],
-    ) -> None:  # fmt: skip
+    def __init__(self, name: str, config: SpeculationConfig, model: Decoder, load: Callable[[], int]) -> None:
         # Imported here: the other drafters of lab 14 are for those who name one.
         from solutions.speculative.trained_drafters import HeadDrafters
 
-        assert isinstance(config.drafter, str)
-        self._kind = _KINDS[config.drafter]
+        self._kind = _KINDS[name]
         self._config = config
         self._load = load
-        self._heads = HeadDrafters(_target(model), folder=config.heads)
+        self._heads = HeadDrafters(_Target(model), folder=config.heads)
+        self.features: FeaturePool | None = None
         try:
-            layers = self._heads.layers(self._kind)
+            self.layers = self._heads.layers(self._kind)
         except ValueError as error:
             raise ValueError(
-                f"speculation by {config.drafter} needs a head that was trained for this very model: {error}. "
-                f"n-gram and lookahead do without one"
+                f"speculation by {name} needs a head that was trained for this very model: {error}. Take n-gram or "
+                f"lookahead, which do without one"
             ) from error
-        self.features: FeaturePool | None = None
-        if layers:
-            self.features = FeaturePool(layers, model, num_blocks, block_size, num_host_blocks)
 
     def __call__(self, request: Request) -> Drafter | TreeDrafter:
         """A drafter for one request."""
@@ -82,8 +109,20 @@ class NamedDrafters:
         return self._config.costs.shares(self._load(), self._config.num_drafts)
 
 
-def _target(model: Decoder) -> _Target:
-    """Heads compute in float32 and on the host, whatever the model does."""
-    embedding = model.embedding.to("cpu", torch.float32)
-    # The heads that there are belong to a model that ties the two; another one is refused before they are used.
-    return _Target(model.config, {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding})
+class _Target:
+    """What a head takes of the engine's model: a `labkit.trained_heads.loading.HeadTarget`."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its sizes."""
+        return self._model.config
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """Heads compute in float32 and on the host, whatever the model does. All that were trained here belong to a
+        model that ties its embedding and its output matrix."""
+        embedding = self._model.embedding.to("cpu", torch.float32)
+        return {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}

@@ -20,7 +20,8 @@ class FeaturePool:
 
     They go wherever keys and values go: what a prefix cache finds has them, samples of a prompt share them, a block
     that is copied or swapped takes them along, and accepted drafts move up with theirs. So a request that decodes has
-    the features of all that it has computed, however it came to be computed.
+    the features of all that it has computed, however it came to be computed. That costs as many numbers a token as the
+    layers have hidden ones: for one layer of the bundled model a twentieth of what its keys and values take.
 
     Args:
         layers: numbers of hidden states, as `labkit.decoder.Decoder.hidden_states` counts them.

@@ -84,7 +84,5 @@ def judge_tree(p: Tensor, tree: DraftTree, params: SamplingParams, place: int) -
     """Lab 14's rule for drafts in a tree; arguments as of `judge_run`."""
     rows = range(len(tree.tokens) + 1)
     uniforms = [[uniform(params.seed, place * PLACE + 2 * row + use) for use in (0, 1)] for row in rows]
-    path, own = verify_tree(
-        widen(p, tree_width(tree, p.shape[1])), tree, torch.tensor(uniforms, dtype=torch.float64)
-    )
+    path, own = verify_tree(widen(p, tree_width(tree, p.shape[1])), tree, torch.tensor(uniforms, dtype=torch.float64))
     return Verdict((*(tree.tokens[index] for index in path), own), tuple(path))

@@ -11,6 +11,10 @@ from torch import Tensor
 
 PLAIN: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 QUANTIZED = ("int8", "fp8")
+BY_BLOCK = ("kivi4", "kivi2")
+"""What stores tokens of a block together, which is more than a format; see `KiviPool`."""
+
+KV_DTYPES = (*PLAIN, *QUANTIZED, *BY_BLOCK)
 
 
 class KVFormat(Protocol):
@@ -64,7 +68,7 @@ def kv_format(name: str | None, computed: torch.dtype) -> KVFormat:
     if name is None or name in PLAIN:
         return PlainKV(computed if name is None else PLAIN[name], computed)
     if name not in QUANTIZED:
-        raise ValueError(f"kv_dtype must be one of {', '.join((*PLAIN, *QUANTIZED))} or None, got {name!r}")
+        raise ValueError(f"kv_dtype must be one of {', '.join(KV_DTYPES)} or None, got {name!r}")
     # Imported here: floats need nothing of lab 13.
     from .kv_codes import Fp8KV, Int8KV
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -57,16 +57,22 @@ class KVManager:
         block_size: tokens in a block.
         prefix_cache: "hash" finds whole blocks, "radix" to the token, "none" nothing.
         num_host_blocks: blocks in host memory; 0 if nothing is ever swapped.
+        seals_blocks: full blocks can't be written to any more, not even a copy of them, and a memory that is full of
+            them wants to know which are open.
 
     Raises:
         ValueError: a size out of range, or an unknown kind of prefix cache.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: str = "hash", num_host_blocks: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_cache: str = "hash", num_host_blocks: int = 0,
+        seals_blocks: bool = False,
+    ) -> None:  # fmt: skip
         if prefix_cache not in PREFIX_CACHES:
             raise ValueError(f"prefix_cache must be one of {', '.join(PREFIX_CACHES)}, got {prefix_cache!r}")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._seals_blocks = seals_blocks
         allocator = BlockAllocator(num_blocks)
         self._cache: PrefixCache | RadixCache | None = None
         if prefix_cache == "hash":
@@ -107,8 +113,8 @@ class KVManager:
             length = len(blocks) * self.block_size
         self._pool.hold(blocks)
         request.table.adopt(blocks)
-        request.table.truncate(length)
-        request.num_findable = length // self.block_size
+        request.table.truncate(length - length % self.block_size if self._seals_blocks else length)
+        request.num_findable = request.table.length // self.block_size
         return request.table.length
 
     def drop_partial_block(self, request: Request) -> int:
@@ -152,6 +158,14 @@ class KVManager:
         self._insert(request, full)
         request.num_findable = full
 
+    def open_blocks(self, requests: Iterable[Request]) -> frozenset[int]:
+        """Blocks that hold the ends of requests' computed texts, none of them full; nothing if nobody asks for them."""
+        if not self._seals_blocks:
+            return frozenset()
+        size = self.block_size
+        ends = ((one.table.blocks, one.num_computed) for one in requests if one.num_computed % size)
+        return frozenset(blocks[length // size] for blocks, length in ends)
+
     def release(self, request: Request, keep: bool = False) -> None:
         """Takes all blocks from a request, in the pool and in host memory.
 
@@ -192,6 +206,15 @@ class KVManager:
         self._free_host(request.host_blocks)
         request.host_blocks = ()
         return moves
+
+    def fork(self, request: Request, parent: Request) -> None:
+        """Gives an empty request the blocks of another, wherever they lie: each has its own references to them."""
+        request.table, request.num_findable = parent.table.fork(), parent.num_findable
+        request.num_computed = parent.num_computed
+        request.host_blocks = parent.host_blocks
+        for block in parent.host_blocks:
+            assert self._host is not None
+            self._host.share(block)
 
     def check_idle(self) -> None:
         """With no request alive, every block must be free or cached, and host memory empty.

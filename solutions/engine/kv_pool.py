@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -116,8 +116,8 @@ class KVPool:
         is_plain = isinstance(self._format, PlainKV) and self._format.stored == self._format.computed
         return tuple(self._planes[0][layer]) if is_plain else None
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """Makes the moves of a step, in order."""
+    def move(self, moves: Sequence[Move], open_blocks: Collection[int] = ()) -> None:
+        """Makes the moves of a step, in order; all blocks are alike here, open or full."""
         for kind, group in groupby(moves, key=lambda move: move.kind):
             if kind is MoveKind.COPY:  # one by one: a copy's target may be the next one's source
                 for move in group:

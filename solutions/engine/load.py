@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from labkit.checks import check_count
 
 from .engine import Engine
+from .metrics import Served
 from .sampling_params import SamplingParams
 
 
@@ -28,26 +29,6 @@ class Arrival:
     seconds: float
     prompt: tuple[int, ...]
     params: SamplingParams
-
-
-@dataclass(frozen=True)
-class Served:
-    """One answered request; section 1.1 of the module.
-
-    Args:
-        ttft: seconds from arrival to the first token.
-        e2e: seconds from arrival to the last token.
-        num_tokens: of the answer, at least 1.
-    """
-
-    ttft: float
-    e2e: float
-    num_tokens: int
-
-    @property
-    def tpot(self) -> float:
-        """Mean seconds of a token after the first: E2E = TTFT + (n − 1) · TPOT; 0 for an answer of one token."""
-        return (self.e2e - self.ttft) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,29 @@ KEPT_SAMPLES = 10_000
 """Latencies of the last so many requests are kept for percentiles."""
 
 
+@dataclass(frozen=True)
+class Served:
+    """One answered request; section 1.1 of the module.
+
+    Args:
+        ttft: seconds from arrival to the first token.
+        e2e: seconds from arrival to the last token.
+        num_tokens: of the answer, at least 1.
+    """
+
+    ttft: float
+    e2e: float
+    num_tokens: int
+
+    @property
+    def tpot(self) -> float:
+        """Mean seconds of a token after the first: E2E = TTFT + (n − 1) · TPOT; 0 for an answer of one token."""
+        return (self.e2e - self.ttft) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
+
+
 @dataclass
 class Metrics:
-    """Counters since the engine started, and latencies of the last requests.
-
-    TTFT is the time from arrival to the first token, TPOT the mean time of a token after the first, E2E the whole; all
-    in seconds, and E2E = TTFT + (tokens − 1) · TPOT.
-    """
+    """Counters since the engine started, and latencies of the last requests."""
 
     num_steps: int = 0
     num_computed_tokens: int = 0
@@ -28,9 +44,7 @@ class Metrics:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_finished: int = 0
-    ttft: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
-    tpot: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
-    e2e: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
+    served: deque[Served] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
 
     @property
     def cache_hit_rate(self) -> float:
@@ -48,9 +62,6 @@ class Metrics:
         self.num_finished += 1
         self.num_prompt_tokens += len(request.prompt)
         self.num_cached_tokens += request.num_cached
-        if times.first_token is None or times.last_token is None:
-            return
-        self.ttft.append(times.first_token - times.arrived)
-        self.e2e.append(times.last_token - times.arrived)
-        if request.num_output > 1:
-            self.tpot.append((times.last_token - times.first_token) / (request.num_output - 1))
+        if times.first_token is not None and times.last_token is not None:
+            ttft, e2e = times.first_token - times.arrived, times.last_token - times.arrived
+            self.served.append(Served(ttft, e2e, request.num_output))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from .attention import PagedAttention
 from .features import FeaturePool
 from .kv_manager import SlotMove
-from .kv_pool import KVPool
+from .kv_memory import KVMemory
 from .models.blocks import Record
 from .models.packed_attention import PackedAttention
 from .padded_decoding import PaddedDecoding
@@ -36,6 +36,10 @@ class StepAttention(PackedAttention, Protocol):
     slots: Tensor
 
 
+MakeAttention = Callable[[Any, tuple[Work, ...]], StepAttention]
+"""Called with a memory of the kind that it knows, and with the work of a step."""
+
+
 class ModelRunner:
     """Runs steps, where the pool lies.
 
@@ -43,15 +47,14 @@ class ModelRunner:
         model: what computes.
         pool: where keys and values lie.
         features: where hidden states go that drafters read; None if nobody does.
-        attend: makes the attention of a step.
+        attend: makes the attention of a step over that pool.
         decoding: computes the steps that it takes, which are pure decodes; None leaves it all to the one way.
         draw: how tokens are drawn from the logits of a step.
     """
 
     def __init__(
-        self, model: PackedModel, pool: KVPool, features: FeaturePool | None = None,
-        attend: Callable[[KVPool, tuple[Work, ...]], StepAttention] = PagedAttention,
-        decoding: PaddedDecoding | None = None, draw: Draw = draw_filtered,
+        self, model: PackedModel, pool: KVMemory, features: FeaturePool | None = None,
+        attend: MakeAttention = PagedAttention, decoding: PaddedDecoding | None = None, draw: Draw = draw_filtered,
     ) -> None:  # fmt: skip
         self._model = model
         self._pool = pool
@@ -73,7 +76,7 @@ class ModelRunner:
             Logits `[rows, vocab_size]`, in the order of the step's work, for each as many rows as it wants. The next
             step may overwrite them.
         """
-        self._pool.move(step.moves)
+        self._pool.move(step.moves, step.open_blocks)
         if self._features is not None:
             self._features.move(step.moves)
         if self._decoding is not None and self._decoding.takes(step):

@@ -72,8 +72,13 @@ class PaddedDecoding:
         self.buckets = [1 << power for power in range((max_rows - 1).bit_length() + 1)]
 
     def takes(self, step: Step) -> bool:
-        """Whether a step is one of those."""
-        return 0 < len(step.work) <= self.buckets[-1] and all(len(one.tokens) == 1 for one in step.work)
+        """Whether a step is one of those.
+
+        Inputs may be overwritten only when the step that reads them is over, which is known when a token of it has come
+        back.
+        """
+        fits = len(step.work) <= self.buckets[-1] and any(one.gives_token for one in step.work)
+        return fits and all(len(one.tokens) == 1 for one in step.work)
 
     @torch.inference_mode()
     def warm_up(self) -> None:

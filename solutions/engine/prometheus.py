@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from .engine import Engine
-from .metrics import Metrics
+from .metrics import Metrics, Served
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -63,9 +63,9 @@ class Latencies:
         self.tpot = Histogram("engine_tpot_seconds", "Time of each further token", registry=registry, buckets=_SECONDS)
         self.e2e = Histogram("engine_e2e_seconds", "Time of a whole answer", registry=registry, buckets=_SECONDS)
 
-    def observe(self, ttft: float, e2e: float, num_tokens: int) -> None:
+    def observe(self, served: Served) -> None:
         """Takes in an answer that has ended."""
-        self.ttft.observe(ttft)
-        self.e2e.observe(e2e)
-        if num_tokens > 1:
-            self.tpot.observe((e2e - ttft) / (num_tokens - 1))
+        self.ttft.observe(served.ttft)
+        self.e2e.observe(served.e2e)
+        if served.num_tokens > 1:
+            self.tpot.observe(served.tpot)

@@ -17,10 +17,14 @@ class Status(Enum):
     WAITING ──admitted──► RUNNING ──ended──► FINISHED
        ▲                     │
        └──── preempted ──────┘    (with blocks in host memory if preemption swaps)
+
+    A beam that has computed all it knows is RESTING until the other beams of its search have done so, too. It keeps its
+    blocks as long as nobody needs them.
     """
 
     WAITING = "waiting"
     RUNNING = "running"
+    RESTING = "resting"
     FINISHED = "finished"
 
 
@@ -72,7 +76,8 @@ class Request:
         priority: smaller is more urgent.
         arrival: number in the order of arrival; of equal priority the first comes first.
         salt: separates tenants in the prefix cache.
-        adapter: name of the fine-tuned weights, for the prefix cache.
+        adapter: name of the adapter that its tokens are computed with; None for the plain model.
+        is_beam: whether a search chooses its tokens.
 
     Of its blocks the first `num_findable` are those that the prefix cache finds for its text.
 
@@ -87,6 +92,7 @@ class Request:
     arrival: int = 0
     salt: str | None = None
     adapter: str | None = None
+    is_beam: bool = False
 
     status: Status = Status.WAITING
     tokens: list[int] = field(init=False)
@@ -143,6 +149,7 @@ class Completion:
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: tokens of the prompt that the prefix cache had.
         logprobs: one for each token, if they were asked for.
+        score: of a beam search; see `Hypothesis`.
     """
 
     request_id: str
@@ -153,6 +160,7 @@ class Completion:
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
+    score: float | None = None
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

@@ -108,7 +108,8 @@ def _keep(probs: Tensor, keep: Callable[[Tensor, list[Any]], Tensor], settings: 
     if len(used) == len(settings):
         return keep(probs, settings)
     if used:
-        probs[used] = keep(probs[used], [settings[place] for place in used])
+        where = torch.tensor(used, device=probs.device)
+        probs[where] = keep(probs[where], [settings[place] for place in used])
     return probs
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from labkit.checks import check_count
 from labkit.drafting import DraftTree
 
+from .beam_search import Branch
 from .kv_manager import KVManager, Move, SlotMove
 from .request import FinishReason, Request, Status, blocks_for
 from .step import Step, Work
@@ -69,6 +70,8 @@ class Scheduler:
                    ▲                  │
                    └──── preempt ─────┘
 
+    Beams of a search rest between a commit and the next branch; see `Status`.
+
     Args:
         config: the limits.
         memory: the blocks.
@@ -81,6 +84,8 @@ class Scheduler:
         self.memory = memory
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
+        # Beams that wait for others of their search, in a place and with blocks that can be taken from them.
+        self._resting: list[Request] = []
         self._steps = 0
         self._arrivals = 0
         # Places among the running that are kept for samples which start when their prompt is computed.
@@ -141,8 +146,9 @@ class Scheduler:
         1. Requests that decode get their token, and drafts as far as these fit without cost to others.
         2. What is left of the budget goes to prefills under way, then to requests that wait, by urgency.
 
-        While blocks are too few for a running request, the least urgent of all is preempted, in the end the very one
-        that asks. Nobody who waits preempts anybody, and nobody is admitted in a step that preempts.
+        While blocks are too few for a running request, the least urgent of all is preempted, beams that rest before all
+        others, in the end the very one that asks. Nobody who waits preempts anybody but beams that rest while nothing
+        else is to be done, and nobody is admitted in a step that preempts.
 
         Args:
             propose: asks for drafts; None means no speculation.
@@ -161,6 +167,9 @@ class Scheduler:
             if count == 0:
                 break
             while not self.memory.fits(request, count):
+                if self._resting:
+                    preempted.append(self._set_aside(moves))
+                    continue
                 victim = self._running[-1]
                 moves += self._preempt(victim)
                 preempted.append(victim)
@@ -176,14 +185,19 @@ class Scheduler:
                 work[request] = self._give(request, count, drafts, moves)
                 budget -= len(work[request].tokens)
         promised = self._promised_blocks() if len(self._waiting) else 0
+        aside: list[Request] = []
         while not preempted and budget > 0 and (waiting := self._waiting.peek()) is not None:
-            if not self._admit(waiting, promised, moves):
+            if self._admit(waiting, promised, moves):
+                count = min(waiting.num_missing, budget, self.config.max_chunk or budget)
+                work[waiting] = self._give(waiting, count, NO_DRAFTS, moves)
+                promised += self._blocks_to_come(waiting)
+                budget -= count
+            elif not work and self._resting:
+                aside.append(self._set_aside(moves))  # it may rest for the sake of the very one that can't be admitted
+            else:
                 break
-            count = min(waiting.num_missing, budget, self.config.max_chunk or budget)
-            work[waiting] = self._give(waiting, count, NO_DRAFTS, moves)
-            promised += self._blocks_to_come(waiting)
-            budget -= count
-        return Step(tuple(work.values()), tuple(moves), tuple(preempted))
+        open_blocks = self.memory.open_blocks((*self._running, *self._resting))
+        return Step(tuple(work.values()), tuple(moves), (*preempted, *aside), open_blocks)
 
     def commit(
         self, step: Step, emitted: Mapping[Request, Sequence[int]],
@@ -194,7 +208,7 @@ class Scheduler:
         Args:
             step: the one decided last.
             emitted: for each request whose work gives tokens, those that its text grows by: the drafts that were
-                accepted, and one more. A sibling's first token is among them.
+                accepted, and one more. A sibling's first token is among them. A beam gets none, and rests.
             paths: for each request whose drafts were a tree, the indices of those that were accepted.
 
         Returns:
@@ -207,18 +221,34 @@ class Scheduler:
                 continue  # aborted while the step ran
             if not work.gives_token:
                 request.num_computed = work.end
-                self.memory.remember(request)
-                continue
-            new = list(emitted[request])
-            if work.parents and paths is not None:
-                moves += work.kept(paths[request])
-            request.num_computed = work.end - work.num_drafts + len(new) - 1
-            request.table.truncate(request.num_computed)
-            self._start_siblings(request, emitted)
-            request.tokens += new
-            if len(work.tokens) > 1 + work.num_drafts:  # a prompt is complete; what is written is kept at the end
+            elif request.is_beam:
+                request.num_computed = work.end
+                self._rest(request)
+            else:
+                new = list(emitted[request])
+                if work.parents:
+                    moves += work.kept((paths or {})[request])
+                request.num_computed = work.end - work.num_drafts + len(new) - 1
+                request.table.truncate(request.num_computed)
+                self._start_siblings(request, emitted)
+                request.tokens += new
+            # While a prompt is computed; what is written is kept at the end.
+            if not work.gives_token or len(work.tokens) > 1 + work.num_drafts:
                 self.memory.remember(request)
         return moves
+
+    def branch(self, branches: Sequence[Branch]) -> None:
+        """Lets beams go on that have rested.
+
+        Args:
+            branches: all of a search. A beam that takes over another's text is parent of none.
+        """
+        for branch in branches:
+            if branch.beam is not branch.parent:
+                self._take_over(branch.beam, branch.parent)
+        for branch in branches:
+            branch.beam.tokens.append(branch.token)
+            self._wake(branch.beam)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a request wherever it is; its blocks are free at once, and stay findable by their tokens."""
@@ -230,8 +260,10 @@ class Scheduler:
         if request.status is Status.RUNNING:
             self._running.remove(request)
             self._promised_places -= len(request.siblings)
-        else:
+        elif request.status is Status.WAITING:
             self._waiting.forget_one()
+        elif request in self._resting:
+            self._resting.remove(request)
         request.status, request.finish_reason = Status.FINISHED, reason
         self.memory.release(request, keep=True)
         for sibling in request.siblings:  # they cannot start any more
@@ -253,7 +285,7 @@ class Scheduler:
 
     def _drafts(self, request: Request, budget: int, owed: _Owed, propose: ProposeDrafts) -> DraftTree:
         """Drafts for a request that decodes; never so many that others lack tokens or blocks for them."""
-        if not request.is_decoding:
+        if request.is_beam or not request.is_decoding:
             return NO_DRAFTS
         room = min(budget - owed.tokens, self.memory.room(request, owed.blocks) - 1)
         # A pass gives one token more than it verifies, so the last token needs no draft.
@@ -269,7 +301,7 @@ class Scheduler:
             moves: to add to.
         """
         places = 1 + len(request.siblings)
-        if len(self._running) + self._promised_places + places > self.config.max_running:
+        if places > self._free_places():
             return False
         if not request.host_blocks:
             request.num_computed = self.memory.attach_prefix(request)
@@ -290,6 +322,10 @@ class Scheduler:
         self._running.append(request)
         self._promised_places += len(request.siblings)
         return True
+
+    def _free_places(self) -> int:
+        """How many more requests may hold blocks."""
+        return self.config.max_running - len(self._running) - len(self._resting) - self._promised_places
 
     def _has_room(self, request: Request, promised: int) -> bool:
         """Whether the whole text of a waiting request fits, with a block to grow into if others run.
@@ -312,17 +348,20 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> list[Move]:
         """Takes a running request's blocks; it waits again, at its old place."""
-        moves: list[Move] = []
-        if self.config.preemption == "swap" and self.memory.can_swap_out(request):
-            moves = self.memory.swap_out(request)
-        else:
-            self.memory.release(request, keep=True)
-            request.num_computed = 0
+        moves = self._take_blocks(request)
         self._running.remove(request)
         self._promised_places -= len(request.siblings)
         request.status = Status.WAITING
         self._waiting.push(request)
         return moves
+
+    def _take_blocks(self, request: Request) -> list[Move]:
+        """Takes a request's blocks, to host memory if it has a choice and room."""
+        if self.config.preemption == "swap" and self.memory.can_swap_out(request):
+            return self.memory.swap_out(request)
+        self.memory.release(request, keep=True)
+        request.num_computed = 0
+        return []
 
     def _start_siblings(self, request: Request, emitted: Mapping[Request, Sequence[int]]) -> None:
         """The prompt is computed: the other samples begin, on the same blocks."""
@@ -337,6 +376,42 @@ class Scheduler:
             sibling.status = Status.RUNNING
             self._running.append(sibling)
         request.siblings = []
+
+    def _rest(self, beam: Request) -> None:
+        """A beam has nothing to compute until its search goes on; with the first, the others get their places."""
+        self._running.remove(beam)
+        self._promised_places -= len(beam.siblings)
+        for one in (beam, *beam.siblings):
+            one.leader, one.status = None, Status.RESTING
+            self._resting.append(one)
+        beam.siblings = []
+
+    def _set_aside(self, moves: list[Move]) -> Request:
+        """Takes place and blocks from the least urgent beam that rests. It waits for nothing but its search."""
+        beam = max(self._resting, key=rank)
+        self._resting.remove(beam)
+        moves += self._take_blocks(beam)
+        return beam
+
+    def _take_over(self, beam: Request, parent: Request) -> None:
+        """A beam gives up its text and goes on with another's, on the same blocks if it has a place for them."""
+        self.memory.release(beam)
+        beam.tokens, beam.num_computed = list(parent.tokens), 0
+        if parent in self._resting and beam not in self._resting and self._free_places():
+            self._resting.append(beam)
+        if parent not in self._resting or beam in self._resting:
+            self.memory.fork(beam, parent)
+
+    def _wake(self, beam: Request) -> None:
+        """A beam has a new token to compute: at once if it still has its blocks, or as one of those who wait."""
+        if beam in self._resting:
+            self._resting.remove(beam)
+        if beam.table.length:
+            beam.status = Status.RUNNING
+            self._running.append(beam)
+        else:
+            beam.status = Status.WAITING
+            self._waiting.push(beam)
 
 
 class _Owed:

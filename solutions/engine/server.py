@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from .async_engine import AsyncEngine, EngineFailed
 from .engine import Engine, Progress, Prompt
 from .grammar import Constraint
+from .metrics import Served
 from .openai_protocol import (
     ChatBody,
     CompletionBody,
@@ -104,12 +105,12 @@ def make_app(engine: Engine, config: ServerConfig | None = None) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [service.model_card()]}
+        return {"object": "list", "data": service.model_cards()}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return service.model_card()
+        service.adapter_of(name)
+        return next(card for card in service.model_cards() if card["id"] == name)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:
@@ -128,32 +129,32 @@ class _Service:
     def __init__(self, engine: Engine, config: ServerConfig, latencies: Latencies) -> None:
         self.serving = AsyncEngine(engine)
         self._tokenizer = engine.tokenizer
+        self._adapters = tuple(engine.config.adapters)
         self._max_context = engine.config.scheduler.max_context
         self._config = config
         self._latencies = latencies
         self._started = int(time.time())
         self._busy = 0
 
-    def model_card(self) -> dict[str, Any]:
-        """The one model that is served."""
-        return {
-            "id": self._config.model_name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "workbook",
-            "max_model_len": self._max_context,
-        }
+    def model_cards(self) -> list[dict[str, Any]]:
+        """The model that is served, and its adapters, each a model of its own to clients."""
+        base = self._config.model_name
+        common = {"object": "model", "created": self._started, "owned_by": "workbook"}
+        sizes = {"max_model_len": self._max_context}
+        adapters = [{"id": f"{base}:{name}", **common, "parent": base, **sizes} for name in self._adapters]
+        return [{"id": base, **common, **sizes}, *adapters]
 
-    def check_model(self, name: str) -> None:
-        """Refuses the name of another model."""
-        if name != self._config.model_name:
-            raise Refused(
-                404, f"there is no model {name!r}; this server has {self._config.model_name!r}", param="model"
-            )
+    def adapter_of(self, model: str) -> str | None:
+        """The adapter that a model's name asks for; refuses the name of another model."""
+        names = {self._config.model_name: None} | {f"{self._config.model_name}:{name}": name for name in self._adapters}
+        if model not in names:
+            known = ", ".join(map(repr, names))
+            raise Refused(404, f"there is no model {model!r}; this server has {known}", param="model")
+        return names[model]
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Answers a chat."""
-        self.check_model(body.model)
+        adapter = self.adapter_of(body.model)
         try:
             prompt = self._tokenizer.chat([message.plain() for message in body.messages])
             room = self._max_context - len(prompt)
@@ -163,8 +164,8 @@ class _Service:
             constraint = body.response_format.constraint() if body.response_format is not None else None
         except ValueError as error:
             raise Refused(400, str(error)) from error
-        answer = _Answer("chatcmpl", "chat.completion", self._config.model_name)
-        streams = [self._stream(prompt, params, body.priority, body.cache_salt, constraint)]
+        answer = _Answer("chatcmpl", "chat.completion", body.model)
+        streams = [self._stream(prompt, params, body.priority, body.cache_salt, constraint, adapter)]
         if body.stream:
             chunks = self._chat_chunks(answer, params, streams[0], _wants_usage(body))
             return await self._send(chunks)
@@ -174,14 +175,14 @@ class _Service:
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """Continues one or more texts."""
-        self.check_model(body.model)
+        adapter = self.adapter_of(body.model)
         try:
             prompts = body.prompts()
             params = body.params(secrets.randbits(31))
         except ValueError as error:
             raise Refused(400, str(error)) from error
-        answer = _Answer("cmpl", "text_completion", self._config.model_name)
-        streams = [self._stream(prompt, params, body.priority, body.cache_salt, None) for prompt in prompts]
+        answer = _Answer("cmpl", "text_completion", body.model)
+        streams = [self._stream(prompt, params, body.priority, body.cache_salt, None, adapter) for prompt in prompts]
         if body.stream:
             if len(streams) > 1:
                 raise Refused(400, "a stream takes one prompt; send the others by themselves", param="prompt")
@@ -199,7 +200,13 @@ class _Service:
         return JSONResponse(answer.whole(choices, usage_of(completions)))
 
     async def _stream(
-        self, prompt: Prompt, params: SamplingParams, priority: int, salt: str | None, constraint: Constraint | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        salt: str | None,
+        constraint: Constraint | None,
+        adapter: str | None,
     ) -> AsyncIterator[Progress]:
         """What the engine brings, its refusals as answers, and its times in the histograms."""
         if self._busy >= self._config.max_concurrent:
@@ -207,7 +214,9 @@ class _Service:
         self._busy += 1
         started, first, tokens = time.monotonic(), None, 0
         try:
-            source = self.serving.stream(prompt, params, priority=priority, salt=salt, constraint=constraint)
+            source = self.serving.stream(
+                prompt, params, priority=priority, salt=salt, constraint=constraint, adapter=adapter
+            )
             async for progress in source:
                 first = first or time.monotonic()
                 tokens += len(progress.tokens)
@@ -219,7 +228,7 @@ class _Service:
         finally:
             self._busy -= 1
         if first is not None:
-            self._latencies.observe(first - started, time.monotonic() - started, tokens)
+            self._latencies.observe(Served(first - started, time.monotonic() - started, tokens))
 
     async def _collect(self, streams: list[AsyncIterator[Progress]], request: Request) -> list[Completion]:
         """All answers, by prompt and sample; a client that has gone ends them."""

@@ -95,7 +95,7 @@ class Speculator:
 
     def __init__(self, make_drafter: MakeRequestDrafter, num_drafts: int, vocab_size: int) -> None:
         self._make_drafter = make_drafter
-        self._num_drafts = num_drafts
+        self.num_drafts = num_drafts
         self._vocab_size = vocab_size
         self._drafters: dict[Request, Drafter | TreeDrafter] = {}
         self._proposals: dict[Request, _Proposal] = {}
@@ -118,7 +118,7 @@ class Speculator:
         if isinstance(drafter, TreeDrafter):
             proposal = _Proposal(self._tree(drafter, request, room, depth), is_run=False)
         else:
-            proposal = _Proposal(self._run(drafter, request, min(room, depth, self._num_drafts)), is_run=True)
+            proposal = _Proposal(self._run(drafter, request, min(room, depth, self.num_drafts)), is_run=True)
         self._proposals[request] = proposal
         # What the target can't read is never kept: any token may hold its place in the pass.
         tokens = tuple(token if token < self._vocab_size else 0 for token in proposal.tree.tokens)

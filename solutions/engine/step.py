@@ -85,11 +85,13 @@ class Step:
         work: at most one for each request.
         moves: of blocks.
         preempted: requests that lost their blocks in this step.
+        open_blocks: those in which a text ends before the pass, if the memory wants to know; see `KiviPool`.
     """
 
     work: tuple[Work, ...]
     moves: tuple[Move, ...] = ()
     preempted: tuple[Request, ...] = ()
+    open_blocks: frozenset[int] = frozenset()
 
     @property
     def num_tokens(self) -> int:

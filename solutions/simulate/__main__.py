@@ -38,7 +38,7 @@ _console = Console(highlight=False)
 ROUTERS: dict[str, Callable[[], Router]] = {
     "least-loaded": lambda: least_loaded,
     "in-turn": RoundRobin,
-    "by-prefix": lambda: PrefixAffinity(most=1.25),
+    "by-prefix": lambda: PrefixAffinity(most=2.0),
 }
 BARS = " ▁▂▃▄▅▆▇█"
 T = TypeVar("T")
@@ -174,15 +174,9 @@ def calibrate(
 
 
 def _requests(
-    trace: Path | None,
-    rate: float,
-    seconds: float,
-    prompts: str,
-    outputs: str,
-    prefix: int,
-    num_prefixes: int,
+    trace: Path | None, rate: float, seconds: float, prompts: str, outputs: str, prefix: int, num_prefixes: int,
     seed: int,
-) -> list[TimedRequest]:
+) -> list[TimedRequest]:  # fmt: skip
     if trace is not None:
         try:
             return read_trace(trace, seed)

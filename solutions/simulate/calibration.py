@@ -22,6 +22,9 @@ from .simulation import simulate
 from .step_time import StepTimeModel
 from .workload import Stream, TimedRequest
 
+WARM_UP_TOKENS = 8
+"""Steps that nobody times, before the first that somebody does."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -83,6 +86,10 @@ def measure_steps(
     demands, seconds = list[Demand](), list[float]()
     choose = random.Random(0)
     chunk = max(1, allowed - max(grid.decodes))
+    # The first passes of a process are slow: weights are paged in, and memory for what lies between layers is found.
+    engine.add_request(_prompt(engine, max(1, *grid.prefills), choose), _params(WARM_UP_TOKENS))
+    while engine.has_work:
+        engine.step()
     for context in grid.contexts:
         lengths = dict[str, int]()  # by request: tokens that are known, the newest not yet computed
         # Answers that last as long as anybody measures, the other prompts before it included.

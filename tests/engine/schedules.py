@@ -6,9 +6,16 @@ import random
 import zlib
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from grader.judge.kv_oracle import Ledger
 from labkit.drafting import DraftTree
+from solutions.engine.beam_search import BeamSearch, BeamSearchParams, Hypothesis
+from solutions.engine.kivi_attention import KiviAttention
+from solutions.engine.kivi_pool import KiviPool
 from solutions.engine.kv_manager import PREFIX_CACHES, KVManager, Move, MoveKind
+from solutions.engine.kv_pool import KVShape
 from solutions.engine.request import FinishReason, Request, Status, blocks_for
 from solutions.engine.sampling_params import SamplingParams
 from solutions.engine.scheduler import PREEMPTIONS, Scheduler, SchedulerConfig
@@ -16,13 +23,37 @@ from solutions.engine.step import Step, Work
 
 ALPHABET = 3
 """Few token ids, so that unrelated prompts share prefixes, too."""
-SALTS = {None: 0, "a": 1}
+NAMESPACES = {(None, None): 0, ("a", None): 1, (None, "a"): 2}
+"""By salt and adapter: what is cached for one is nothing to the others."""
 MAX_CONTEXT = 64
+MAX_DRAFTS = 7
 
 
 def next_token(tokens: list[int], seed: int) -> int:
     """What a text goes on with: a pure function of all of it, so that a wrong order or a lost token shows."""
     return zlib.crc32(bytes([*tokens, seed])) % ALPHABET
+
+
+def next_logits(tokens: list[int]) -> Tensor:
+    """The same for a beam, of which every continuation has its own."""
+    return torch.tensor([zlib.crc32(bytes([*tokens, token])) % 1000 / 500 for token in range(ALPHABET)])
+
+
+def search_alone(prompt: tuple[int, ...], params: BeamSearchParams) -> list[Hypothesis]:
+    """What a search finds that nobody schedules."""
+    table = KVManager(1, 1, "none").new_table()
+    settings = SamplingParams(max_tokens=params.max_tokens)
+    search = BeamSearch(params, [Request("", prompt, settings, table) for _ in range(params.beam_width)], [0])
+    alive = [search.beams[0]]
+    while not search.is_done:
+        for beam in alive:
+            search.offer(beam, next_logits(beam.tokens))
+        branches = search.decide()
+        texts = [[*branch.parent.tokens, branch.token] for branch in branches]
+        alive = [branch.beam for branch in branches]
+        for beam, text in zip(alive, texts, strict=True):
+            beam.tokens = text
+    return search.answers()
 
 
 @dataclass
@@ -41,6 +72,12 @@ class Facts:
     drafts_moved: int = 0
     chunked: int = 0
     refused: int = 0
+    searched: int = 0
+    beams_forked: int = 0
+    beams_dropped: int = 0
+    beams_rested: int = 0
+    beams_set_aside: int = 0
+    paged: int = 0
 
     def add(self, other: Facts) -> None:
         """Sums up."""
@@ -53,9 +90,9 @@ class DraftsLast(Scheduler):
 
     drafted = False
 
-    def _preempt(self, request: Request) -> list[Move]:
-        assert not self.drafted, "somebody was preempted for drafts"
-        return super()._preempt(request)
+    def _take_blocks(self, request: Request) -> list[Move]:
+        assert not self.drafted, "somebody lost his blocks for drafts"
+        return super()._take_blocks(request)
 
 
 @dataclass
@@ -83,13 +120,20 @@ class Schedule:
         )
         self.num_host_blocks = choose.choice([0, 3, 30])
         cache = choose.choice(PREFIX_CACHES)
-        self.memory = KVManager(self.num_blocks, self.block_size, cache, self.num_host_blocks)
+        self.speculate = choose.random() < 0.5
+        seals_blocks = choose.random() < 0.15
+        self.memory = KVManager(self.num_blocks, self.block_size, cache, self.num_host_blocks, seals_blocks)
+        # Hands out pages of open blocks for all that happens, and has as many as there can be.
+        self.pages = KiviPool(
+            KVShape(1, 2, 1, 2), 4, self.num_blocks, self.block_size, max_running, self.num_host_blocks,
+            max_drafts=MAX_DRAFTS if self.speculate else 0,
+        ) if seals_blocks else None  # fmt: skip
         self.scheduler = DraftsLast(self.config, self.memory)
         self.ledger = Ledger(self.num_blocks * self.block_size)
         self.host: dict[int, list[int | None]] = {}
         self.shared = [self._tokens(choose.randint(1, 20)) for _ in range(3)]
         self.alive: list[Request] = []
-        self.speculate = choose.random() < 0.5
+        self.searches: list[BeamSearch] = []
         self.where = (
             f"seed {self.seed}: {self.num_blocks} blocks of {self.block_size}, {cache} cache, {self.config}, "
             f"{self.num_host_blocks} host blocks"
@@ -126,21 +170,25 @@ class Schedule:
     def _arrive(self) -> None:
         choose = self.random
         prompt = choose.choice(self.shared)[: choose.randint(1, 20)] + self._tokens(choose.randint(0, 6))
-        n = choose.choice([1, 1, 1, 2, 3])
-        salt = choose.choice(list(SALTS))
+        is_beam = choose.random() < 0.2
+        n = choose.choice([1, 1, 1, 2, 3]) if not is_beam else choose.randint(1, 4)
+        salt, adapter = choose.choice(list(NAMESPACES))
         params = [
             SamplingParams(temperature=0.0, max_tokens=choose.randint(1, 12), n=n, seed=seed) for seed in range(n)
         ]
         requests = [
             Request(
-                str(index), tuple(prompt), one, self.memory.new_table(), priority=choose.choice([0, 0, 1]), salt=salt
+                str(index), tuple(prompt), one, self.memory.new_table(), priority=choose.choice([0, 0, 1]), salt=salt,
+                adapter=adapter, is_beam=is_beam,
             )
             for index, one in enumerate(params)
-        ]
+        ]  # fmt: skip
         first, *others = requests
         for other in others:
             other.priority, other.params, other.leader = first.priority, other.params, first
         first.siblings = others
+        if is_beam:
+            params = [first.params] * n
         longest = max(len(prompt) + one.max_tokens for one in params)
         too_long = longest > MAX_CONTEXT or blocks_for(longest - 1, self.block_size) > self.num_blocks
         try:
@@ -152,9 +200,19 @@ class Schedule:
             return
         self.scheduler.add(first)
         self.alive += requests
+        if is_beam:
+            wanted = BeamSearchParams(
+                n, first.params.max_tokens, choose.choice([0.0, 1.0, -1.0]), choose.choice([False, True, "never"]), n
+            )
+            self.searches.append(BeamSearch(wanted, requests, [0]))
 
     def _abort(self) -> None:
         request = self.random.choice(self.alive)
+        if request.is_beam:
+            search = next(search for search in self.searches if request in search.beams)
+            self._end_search(search)
+            self.facts.aborted += len(search.beams)
+            return
         ended = [one for one in (request, *request.siblings) if one.status is not Status.FINISHED]
         self.scheduler.finish(request, FinishReason.ABORT)
         for one in ended:
@@ -172,6 +230,8 @@ class Schedule:
         assert step.num_tokens <= self.config.token_budget, f"{step.num_tokens} tokens exceed the budget"
         assert len(self.scheduler.running) <= self.config.max_running
         self._move(step)
+        if self.pages is not None:
+            self._hand_out_pages(self.pages, step)
         for work in step.work:
             self._compute(work)
         for work in step.work:  # only after all have written: a slot with two writers shows now
@@ -179,6 +239,7 @@ class Schedule:
         self._commit(step)
         self.memory._pool.check()
         self.facts.preempted += len(step.preempted)
+        self.facts.beams_set_aside += sum(one.status is Status.RESTING for one in step.preempted)
 
     def _move(self, step: Step) -> None:
         size = self.block_size
@@ -192,6 +253,16 @@ class Schedule:
             else:
                 held[move.target * size : (move.target + 1) * size] = self.host[move.source]
                 self.facts.swapped_in += 1
+
+    def _hand_out_pages(self, pages: KiviPool, step: Step) -> None:
+        pages.move(step.moves, step.open_blocks)
+        for work in step.work:
+            if work.start % self.block_size:
+                assert work.blocks[work.start // self.block_size] in pages._page_of, "an open block has lost its page"
+        KiviAttention(pages, step.work)
+        held = list(pages._page_of.values())
+        assert len(set(held)) == len(held), "two blocks have one page"
+        self.facts.paged += len(held)
 
     def _known(self, work: Work) -> list[int]:
         """What stands before the work's drafts, or all of it if there are none."""
@@ -219,15 +290,15 @@ class Schedule:
             self.ledger.read(f"request {work.request.request_id}", seen, self._numbers(work, text))
 
     def _numbers(self, work: Work, text: list[int]) -> list[int]:
-        return self.ledger.numbers(text, SALTS[work.request.salt])
+        return self.ledger.numbers(text, NAMESPACES[work.request.salt, work.request.adapter])
 
     def _propose(self, request: Request, room: int, depth: int) -> DraftTree:
         """A tree or a line whose deepest branch is right for a while; equal siblings come up, too."""
-        assert room > 0 and depth > 0
+        assert room > 0 and depth > 0 and not request.is_beam
         paths: list[list[int]] = [[]]
         tokens, parents = list[int](), list[int]()
-        branches = self.random.choice([1, 1, 3])
-        for _ in range(self.random.randint(0, min(room, 4 + branches))):
+        branches = self.random.choice([1, 1, 3]) if self.pages is None else 1
+        for _ in range(self.random.randint(0, min(room, MAX_DRAFTS))):
             node = len(tokens) - 1 if branches == 1 else self.random.randrange(-1, len(tokens))
             if len(paths[node + 1]) == depth:
                 continue
@@ -246,6 +317,8 @@ class Schedule:
             if not work.gives_token:
                 continue
             request = work.request
+            if request.is_beam:
+                continue
             emitted[request], paths[request] = self._judge(work)
             for sibling in request.siblings:
                 if sibling.status is not Status.FINISHED:
@@ -262,6 +335,35 @@ class Schedule:
         for request in emitted:
             if request.num_output == request.params.max_tokens:
                 self._check_finished(request)
+        self._search_on(step)
+
+    def _search_on(self, step: Step) -> None:
+        for work in step.work:
+            if work.gives_token and work.request.is_beam:
+                search = next(search for search in self.searches if work.request in search.beams)
+                search.offer(work.request, next_logits(work.request.tokens))
+                self.facts.beams_rested += not search.is_due
+        for search in [search for search in self.searches if search.is_due]:
+            branches = search.decide()
+            expected = {branch.beam: [*branch.parent.tokens, branch.token] for branch in branches}
+            self.facts.beams_forked += len(branches) - len({branch.parent for branch in branches})
+            self.facts.beams_dropped += sum(
+                branch.beam is not branch.parent and branch.beam.num_output > 0 for branch in branches
+            )
+            self.scheduler.branch(branches)
+            for beam, text in expected.items():
+                assert beam.tokens == text, "a beam has another text than its search gave it"
+            if search.is_done:
+                alone = search_alone(search.beams[0].prompt, search.params)
+                assert search.answers() == alone, "a search differs from its run alone"
+                self.facts.searched += 1
+                self._end_search(search)
+
+    def _end_search(self, search: BeamSearch) -> None:
+        self.searches.remove(search)
+        for beam in search.beams:
+            self.scheduler.finish(beam, FinishReason.ABORT)
+            self.alive.remove(beam)
 
     def _judge(self, work: Work) -> tuple[list[int], list[int]]:
         """The drafts that are right and one token more; and which drafts these are."""

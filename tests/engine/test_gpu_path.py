@@ -15,6 +15,7 @@ from labkit.decoder import random_weights
 from labkit.drafting import Draft
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.back_end import choose_device
+from solutions.engine.beam_search import BeamSearchParams
 from solutions.engine.cuda_graphs import Recorder
 from solutions.engine.grammar import Constraint
 from solutions.engine.model_runner import ModelRunner
@@ -23,15 +24,16 @@ from solutions.engine.models.loading import LoadedModel
 from solutions.engine.padded_decoding import PaddedDecoding
 from solutions.engine.scheduler import SchedulerConfig
 from solutions.engine.speculation import SpeculationConfig
+from solutions.engine.weights.loading import load
 from solutions.speculative.ngram import NgramDrafter
 from tests.engine.pretended_gpu import DEVICE, PretendedGpu
 
 CONFIG = ModelConfig.tiny(vocab_size=49_152, num_layers=2)
-PROMPTS = [[7, 400, 31, 31, 2000, 9], [5], list(range(100, 137)), [7, 400, 31, 31, 2000, 9, 11, 12]]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PROMPTS = [[7, 400, 31, 31, 2000, 9], [5], list(range(100, 119)), [7, 400, 31, 31, 2000, 9, 11, 12]]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 DRAWN = SamplingParams(
     temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=3,
-    logit_bias=((9, 1.0), (9, -0.5)), max_tokens=8, ignore_eos=True,
+    logit_bias=((9, 1.0), (9, -0.5)), max_tokens=5, ignore_eos=True,
 )  # fmt: skip
 
 
@@ -62,7 +64,7 @@ def make_engine(model: LoadedModel, **settings: Any) -> Engine:
     return Engine(model, config)
 
 
-TIGHT = dict(block_size=4, num_blocks=13)
+TIGHT = dict(block_size=4, num_blocks=9)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,7 @@ def test_nothing_lies_on_the_wrong_device(
         assert [len(several[0].tokens) for several in answers] == [params.max_tokens] * len(PROMPTS)
     engine.add_request([1, 2], GREEDY, constraint=Constraint("regex", "[a-c]{3}"))
     engine.add_request(PROMPTS[2], DRAWN)
+    engine.add_beam_search(PROMPTS[2], BeamSearchParams(2, 5))
     while engine.has_work:
         engine.step()
     if "num_blocks" in settings:
@@ -151,6 +154,11 @@ def test_a_model_stays_where_it_was_loaded(gpu: PretendedGpu, model_there: Loade
         make_engine(model_there, device="cpu")
 
 
+def test_packed_products_are_a_cpus() -> None:
+    with pytest.raises(ValueError, match="'int4' of this model run on device 'cpu' only, got 'cuda'"):
+        load("smollm2", "int4", device="cuda")
+
+
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device(None) == choose_device("cpu") == torch.device("cpu")
@@ -158,4 +166,5 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=message):
             choose_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device(None) == choose_device("cuda") == torch.device("cuda")
+    assert choose_device(None) == choose_device("cuda") == choose_device(None, cpu_only=False) == torch.device("cuda")
+    assert choose_device(None, cpu_only=True) == torch.device("cpu")

@@ -150,5 +150,5 @@ def test_answers_stay_near_those_in_full_precision(
 def test_unknown_formats_are_refused_by_name(tiny_model: Model, name: str) -> None:
     config = EngineConfig(SchedulerConfig(), num_blocks=4)
     assert not Engine(tiny_model, replace(config, kv_dtype="int8")).has_work
-    with pytest.raises(ValueError, match="kv_dtype must be one of fp32, bf16, fp16, int8, fp8 or None"):
+    with pytest.raises(ValueError, match="kv_dtype must be one of fp32, bf16, fp16, int8, fp8, kivi4, kivi2 or None"):
         Engine(tiny_model, replace(config, kv_dtype=name))

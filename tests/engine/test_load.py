@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from solutions.engine.__main__ import app
-from solutions.engine.load import LoadReport, Served, random_load, run_load
+from solutions.engine.load import LoadReport, random_load, run_load
+from solutions.engine.metrics import Served
 
 
 def test_the_five_metrics_follow_from_three_numbers() -> None:
@@ -44,6 +45,8 @@ def test_everybody_is_served_and_time_runs_from_arrival(make_engine: Any) -> Non
     report = run_load(engine, arrivals)
     engine.check_idle()
     assert sorted(one.num_tokens for one in report.served) == sorted(one.params.max_tokens for one in arrivals)
+    # The engine counts from when it took a request in, after its arrival; else the two agree on what was served.
+    assert sorted(one.num_tokens for one in engine.metrics.served) == sorted(one.num_tokens for one in report.served)
     assert all(0 < one.ttft <= one.e2e <= report.seconds for one in report.served)
     assert report.seconds >= arrivals[-1].seconds
     # Two run at once, so the last of twelve waits for others: its time counts from when it came.
@@ -71,6 +74,7 @@ def test_loads_that_cannot_be_are_refused(make_engine: Any, wrong: dict[str, Any
 def test_the_command_prints_them_all() -> None:
     result = CliRunner().invoke(app, ["bench", "--requests", "2", "--input", "4", "--output", "2", "--blocks", "32"])
     assert result.exit_code == 0, result.output
+    assert "47,520 bytes" in result.output, "46,080, and its share of the block that rows of nobody write to"
     for word in ("TTFT", "TPOT", "E2E", "throughput", "goodput", "cache hits", "of what the memory allows"):
         assert word in result.output
     refused = CliRunner().invoke(app, ["bench", "--requests", "1", "--input", "2000", "--blocks", "8"])

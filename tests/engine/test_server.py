@@ -20,10 +20,10 @@ from tests.engine import running_server
 from tests.engine.running_server import KEY, Running
 
 
-def start(model: Any, config: ServerConfig) -> Running:
-    """Serves a model with a small pool."""
-    engine = Engine(model, EngineConfig(SchedulerConfig(max_context=128), num_blocks=64))
-    return running_server.start(engine, config)
+def start(model: Any, config: ServerConfig, engine_config: EngineConfig | None = None) -> Running:
+    """Serves a model with a small pool, unless told otherwise."""
+    small = EngineConfig(SchedulerConfig(max_context=128), num_blocks=64)
+    return running_server.start(Engine(model, engine_config or small), config)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,6 @@ from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.async_engine import AsyncEngine
 from solutions.engine.grammar import Constraint
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.speculation import SpeculationConfig
-from solutions.speculative.ngram import NgramDrafter
 from tests.engine.memory_trend import MemoryTrend
 
 WAVE, NUM_WAVES = 100, 10
@@ -82,9 +80,9 @@ def test_a_soak_ends_with_an_intact_pool_and_flat_memory(
     tiny_model: Any, preemption: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Engine(tiny_model, EngineConfig(
-        SchedulerConfig(max_running=12, token_budget=48, max_context=64, preemption=preemption), num_blocks=24,
+        SchedulerConfig(max_running=12, token_budget=48, max_context=64, preemption=preemption), num_blocks=18,
         block_size=4, num_host_blocks=16, prefix_cache="hash" if preemption == "recompute" else "radix",
-        speculation=SpeculationConfig(NgramDrafter),
+        speculation="lookahead" if preemption == "recompute" else "n-gram",
     ))  # fmt: skip
     counts = dict.fromkeys(("served", "left", "cancelled", "malformed", "constrained", "refused", "timed out"), 0)
     trend = MemoryTrend()

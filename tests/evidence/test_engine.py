@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.request import Request
 from solutions.engine.sampler import Row, adjust_logits, distribution
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.speculation import SpeculationConfig
+from solutions.engine.speculation import DRAFTERS, SpeculationConfig
 from solutions.kv_cache.block_table import BlockTable
 from solutions.kv_cache.blocks import BlockAllocator
 from solutions.speculative.ngram import NgramDrafter
@@ -89,27 +90,50 @@ class Ties:
         self.count += 1
 
 
-def test_how_a_request_is_served_changes_no_token(length: Length) -> None:
-    model = load("smollm2")
-    each = math.ceil(length.prompts / 3 / len(WORKLOADS))
-    new_tokens = length.new_tokens // 2
-    texts = [prompt for workload in WORKLOADS for prompt in prompts(workload, model.tokenizer, each)]
-    settings = [replace(SETTINGS[i % len(SETTINGS)], max_tokens=new_tokens) for i in range(len(texts))]
+@dataclass
+class Served:
+    """Prompts with their settings, and what becomes of them."""
 
-    def serve(wanted: list[int], **given: Any) -> list[tuple[int, ...]]:
+    model: Model
+    texts: list[list[int]]
+    settings: list[SamplingParams]
+
+    @classmethod
+    def of(cls, length: Length, one_in: int) -> Served:
+        """One in so many prompts, of all workloads alike."""
+        model = load("smollm2")
+        each = math.ceil(length.prompts / one_in / len(WORKLOADS))
+        texts = [prompt for workload in WORKLOADS for prompt in prompts(workload, model.tokenizer, each)]
+        settings = [replace(SETTINGS[i % len(SETTINGS)], max_tokens=length.new_tokens // 2) for i in range(len(texts))]
+        return cls(model, texts, settings)
+
+    def serve(self, wanted: list[int], **given: Any) -> list[tuple[int, ...]]:
+        """The answers to some of them, together."""
         limits = {key: given.pop(key) for key in list(given) if key in SchedulerConfig.__dataclass_fields__}
-        engine = Engine(model, EngineConfig(SchedulerConfig(**limits), **{"num_blocks": 512, **given}))
+        engine = Engine(self.model, EngineConfig(SchedulerConfig(**limits), **{"num_blocks": 512, **given}))
         for _ in range(2 if given.get("prefix_cache") == "radix" else 1):
-            done = engine.generate([texts[i] for i in wanted], [settings[i] for i in wanted])
+            done = engine.generate([self.texts[i] for i in wanted], [self.settings[i] for i in wanted])
         engine.check_idle()
-        if "num_blocks" in given and len(texts) > 4:
+        if "num_blocks" in given and len(self.texts) > 4:
             assert engine.metrics.num_preemptions > 0
+        if drafted := engine.metrics.num_drafted_tokens:
+            print(f"{given['speculation']}: {engine.metrics.num_accepted_tokens} of {drafted} drafts kept")
         return [several[0].tokens for several in done]
 
-    alone = [serve([i], prefix_cache="none")[0] for i in range(len(texts))]
-    ties = Ties(model)
-    for how, given in SERVED.items():
-        for i, text in enumerate(serve(list(range(len(texts))), **given)):
-            ties.compare(texts[i], settings[i], alone[i], text, how)
-    print(f"{ties.count} near-ties in {ties.tokens} tokens, {len(texts)} prompts served in {len(SERVED)} ways")
-    assert ties.count <= max(1, MOST_TIES * ties.tokens)
+    def compare(self, ways: Mapping[str, Mapping[str, Any]]) -> None:
+        """Each prompt alone against all of them served in other ways."""
+        alone = [self.serve([i], prefix_cache="none")[0] for i in range(len(self.texts))]
+        ties = Ties(self.model)
+        for how, given in ways.items():
+            for i, text in enumerate(self.serve(list(range(len(self.texts))), **given)):
+                ties.compare(self.texts[i], self.settings[i], alone[i], text, how)
+        print(f"{ties.count} near-ties in {ties.tokens} tokens, {len(self.texts)} prompts served in {len(ways)} ways")
+        assert ties.count <= max(1, MOST_TIES * ties.tokens)
+
+
+def test_how_a_request_is_served_changes_no_token(length: Length) -> None:
+    Served.of(length, one_in=3).compare(SERVED)
+
+
+def test_no_drafter_of_lab_14_changes_a_token(length: Length) -> None:
+    Served.of(length, one_in=5).compare({name: {"speculation": name} for name in DRAFTERS})

@@ -15,10 +15,16 @@ from solutions.kv_cache.generation import CachedDecoder, generate, greedy
 from tests.evidence.conftest import Length
 
 OPENINGS = [
-    "The most surprising thing about {} is", "Here is a short story about {}. Once", "A beginner who asks about {}",
-    "Question: why do people care about {}?\nAnswer:", "Three facts about {}:\n1.", "In the year 1850, {}",
-    "def describe():\n    # prints a line about {}\n", "Dear friend, yesterday I read about {} and",
-    "{}, explained to a child:", "The opposite of {} would be",
+    "The most surprising thing about {} is",
+    "Here is a short story about {}. Once",
+    "A beginner who asks about {}",
+    "Question: why do people care about {}?\nAnswer:",
+    "Three facts about {}:\n1.",
+    "In the year 1850, {}",
+    "def describe():\n    # prints a line about {}\n",
+    "Dear friend, yesterday I read about {} and",
+    "{}, explained to a child:",
+    "The opposite of {} would be",
 ]
 SUBJECTS = ["lighthouses", "the price of bread", "prime numbers", "sleeping cats", "long bridges"]
 PROMPTS = [opening.format(subject) for subject in SUBJECTS for opening in OPENINGS]

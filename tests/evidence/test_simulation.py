@@ -24,19 +24,21 @@ from tests.simulate.test_scenarios import check_claims
 
 QUICK = os.environ.get("EVIDENCE") == "quick"
 
-# How far a prediction may be off, as a factor. Steps are fitted to within some 10 %, which a queue at 60 % load
-# multiplies by about 1 / (1 - 0.6) in its waits; a machine that does other things meanwhile is what the rest is for.
-MOST_OFF = {"TTFT mean": 2.0, "TTFT p50": 2.0, "TPOT mean": 1.6, "E2E mean": 1.6, "throughput": 1.3}
+LOAD = 0.35
+# How far a prediction may be off, as a factor. The machine's speed may change by 1.4 meanwhile (more is skipped). At a
+# load of 0.35 that makes service 1.4 times as long and the room left (1 - 0.35) / (1 - 0.35 · 1.4) = 1.3 times smaller,
+# together 1.8; the rest is the fit's. At a load of 0.6 waits would be 3.5 times as long: no bound worth stating.
+MOST_OFF = {"TTFT mean": 2.5, "TTFT p50": 2.5, "TPOT mean": 2.0, "E2E mean": 2.0, "throughput": 1.5}
 
 
 def test_a_simulation_foretells_what_the_engine_does() -> None:
     """Steps are measured before and after the run, since a machine's speed drifts; the model is fitted to both."""
     limits = SchedulerConfig(max_running=16, token_budget=288)
     engine = Engine("smollm2", EngineConfig(limits, num_blocks=1024))
-    grid = Grid((0, 32, 128), (4, 1, 0), (16, 192), repeats=2) if QUICK else Grid()
+    grid = Grid((0, 32, 128), (4, 2, 1, 0), (16, 192)) if QUICK else Grid()
     demands, before = measure_steps(engine, grid)
     first = fit(demands, before)
-    workload = workload_at(0.6, twin(engine), first, 10 if QUICK else 40, seed=1)
+    workload = workload_at(LOAD, twin(engine), first, 10 if QUICK else 40, seed=1)
     measured = run_load(engine, workload)
     again, after = measure_steps(engine, grid)
     engine.check_idle()

@@ -74,6 +74,12 @@ def test_each_core_task_is_walked_and_checked_in_order(source: Path, kept: Noteb
         assert ": done. " in shown(cell), f"{cell.source} was stored with: {shown(cell)[:300]}"
 
 
+@each(LABS)
+def test_a_labs_notebook_runs_in_a_copy_without_the_reference(source: Path) -> None:
+    imported = re.findall(r"^\s*(?:from|import) solutions.*$", source.read_text(encoding="utf-8"), re.MULTILINE)
+    assert not imported, f"take it from `open_lab` or labkit: {imported}"
+
+
 @each(MODULE)
 def test_exercises_are_numbered_stored_open_and_answered_out_of_sight(source: Path, kept: NotebookNode) -> None:
     exercises = tagged(kept, "exercise")

@@ -62,7 +62,9 @@ def test_one_at_a_time_is_the_queue_m_d_1(load: float) -> None:
 def test_a_request_alone_takes_its_steps(prompt: int, chunk: int, output: int) -> None:
     """Chunks of the prompt, the last of which gives the first token, and a step for each further one."""
     server = make_replica(ConstantTime(0.25), max_running=2, token_budget=64, max_chunk=chunk)
-    (outcome,) = simulate([server], [request(2.0, prompt, output)]).outcomes
+    report = simulate([server], [request(2.0, prompt, output)])
+    (outcome,) = report.outcomes
+    assert report.seconds == outcome.e2e, "the clock of a load starts with its first request"
     chunks = math.ceil(prompt / chunk)
     assert (outcome.ttft, outcome.e2e) == (0.25 * chunks, 0.25 * (chunks + output - 1))
     assert outcome.longest_gap == (0.25 if output > 1 else 0.0)
@@ -77,6 +79,24 @@ def test_a_full_batch_makes_the_next_one_wait() -> None:
     assert [(one.ttft, one.e2e) for one in report.outcomes] == [(1.0, 2.0), (1.0, 5.0), (2.5, 3.5)]
     assert report.seconds == 5.0 and report.utilization == (1.0,)
     assert [one.longest_gap for one in report.outcomes] == [1.0, 1.0, 1.0]
+
+
+def test_the_longest_stall_is_the_step_with_the_other_prompt() -> None:
+    """Steps take a second a token: in the middle of one answer comes a prompt of 50."""
+    server = make_replica(lambda step: float(step.num_tokens), max_running=2, token_budget=64)
+    first, second = simulate([server], [request(0.0, 1, 8, 1), request(2.5, 50, 2, 100)]).outcomes
+    # Tokens at 1, 2, 3; then 51 seconds, then two tokens in two seconds, then alone again.
+    assert (first.longest_gap, first.e2e) == (51.0, 3 + 51 + 2 + 3)
+    assert (second.ttft, second.longest_gap) == (3 + 51 - 2.5, 2.0)
+
+
+def test_replicas_run_side_by_side() -> None:
+    pool = [make_replica(index=index, max_running=1, token_budget=64, num_blocks=2, block_size=4) for index in range(2)]
+    report = simulate(pool, [request(0.0, 6, 2, 1), request(0.0, 6, 2, 50)])
+    assert [(one.replica, one.ttft, one.e2e) for one in report.outcomes] == [(0, 1.0, 2.0), (1, 1.0, 2.0)]
+    assert report.utilization == (1.0, 1.0)
+    assert max(timeline(report, "running", points=4)) == 2 and max(timeline(report, "occupancy", points=4)) == 1.0
+    assert max(timeline(report, "running", points=4, replica=1)) == 1
 
 
 def busy_report() -> SimulationReport:

@@ -60,9 +60,9 @@ def on_the_engine(engine: Engine, requests: list[TimedRequest], taken_in: list[i
     "settings",
     [
         dict(max_running=8, token_budget=24, num_blocks=64),
-        dict(max_running=6, token_budget=16, max_chunk=5, num_blocks=16, prefix_cache="radix"),
-        dict(max_running=6, token_budget=40, num_blocks=18, preemption="swap", num_host_blocks=30),
-        dict(max_running=6, token_budget=16, num_blocks=16, prefix_cache="none"),
+        dict(max_running=6, token_budget=16, max_chunk=5, num_blocks=14, prefix_cache="radix"),
+        dict(max_running=6, token_budget=40, num_blocks=14, preemption="swap", num_host_blocks=30),
+        dict(max_running=6, token_budget=16, num_blocks=14, prefix_cache="none"),
     ],
     ids=["roomy", "chunks in a radix cache", "swap", "recompute"],
 )
@@ -96,5 +96,5 @@ def test_every_decision_is_the_engines(make_engine: Callable[..., Engine], setti
     assert report.num_steps == engine.metrics.num_steps
     assert report.num_preemptions == engine.metrics.num_preemptions
     assert report.hit_rate == pytest.approx(engine.metrics.cache_hit_rate)
-    assert (report.num_preemptions > 3) == (settings["num_blocks"] < 64), "the case doesn't show what it is for"
+    assert (report.num_preemptions > 0) == (settings["num_blocks"] < 64), "the case doesn't show what it is for"
     assert (report.hit_rate > 0.05) == (settings.get("prefix_cache") != "none")

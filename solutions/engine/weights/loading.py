@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from labkit.checkpoints.loading import Model
 
+from ..models.blocks import Weights
 from ..models.loading import LoadedModel
 from ..models.loading import load as load_plain
 from .packing import Packing
@@ -19,7 +20,7 @@ PLAIN: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat1
 
 def load(
     source: str | Model, weights: str = "fp32", packing: Packing | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "cpu", adapt: Callable[[Weights], Weights] | None = None,
 ) -> LoadedModel:  # fmt: skip
     """Loads a model and its tokenizer.
 
@@ -31,14 +32,23 @@ def load(
             quantized is dequantized first.
         packing: how quantized layers run.
         device: where the model is to lie.
+        adapt: adds adapters to plain weights; None for no adapters.
 
     Raises:
-        ValueError: an unknown format, or one that is not for this device.
+        ValueError: an unknown format, one that is not for this device, or adapters that don't suit weights or device.
         CheckpointError: the model can't be found, read or followed, or not be held so.
     """
+    on_cpu = torch.device(device).type == "cpu"
+    if adapt is not None and not on_cpu:
+        raise ValueError(f"adapters run on device 'cpu' only, got {str(device)!r}; merge one into its base model")
     if weights in PLAIN and (not isinstance(source, str) or stored_file(source) is None):
-        return load_plain(source, PLAIN[weights], lambda given: {name: one.to(device) for name, one in given.items()})
-    if torch.device(device).type != "cpu":
+        place = adapt or (lambda given: {name: one.to(device) for name, one in given.items()})
+        return load_plain(source, PLAIN[weights], place)
+    if adapt is not None:
+        raise ValueError(
+            f"adapters run on weights {', '.join(PLAIN)} of a checkpoint that is not quantized, got {weights!r}"
+        )
+    if not on_cpu:
         raise ValueError(
             f"weights {weights!r} of this model run on device 'cpu' only, got {str(device)!r}; on a GPU take one of "
             f"{', '.join(PLAIN)}, and a checkpoint that is not quantized"
