@@ -221,7 +221,7 @@ async def run(plan: Plan, threads: int, note: str) -> list[str]:
         "# The engine's server beside llama.cpp's and transformers' continuous batching",
         "",
         *([note, ""] if note else []),
-        f"{machine.cpu}, {machine.logical_cores} cores, {threads} threads a side, Python {machine.python}, torch "
+        f"{machine.cpu}, {machine.logical_cores} cores, threads a side: {threads}, Python {machine.python}, torch "
         f"{machine.torch}, transformers {transformers.__version__}"
         + ("" if absent else f", xllamacpp {version('xllamacpp')}")
         + ".",
