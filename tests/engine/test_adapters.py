@@ -237,9 +237,8 @@ def test_drafts_change_nothing(tiny_model: Model, folders: dict[str, str], setti
     plain = EngineConfig(
         limits, num_blocks=100, block_size=4, prefix_cache="none", adapters=folders, kv_dtype=settings.get("kv_dtype")
     )
-    alone = []
+    engine, alone = Engine(tiny_model, plain), []
     for prompt, name in wanted:
-        engine = Engine(tiny_model, plain)
         engine.add_request(prompt, PARAMS, adapter=name)
         alone += [one.tokens for one in finish(engine).values()]
     texts = [[*prompt, *tokens] for (prompt, _), tokens in zip(wanted, alone, strict=True)]

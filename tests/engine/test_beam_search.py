@@ -25,6 +25,7 @@ from tests.engine.test_speculation import Bushy
 
 PROMPTS = [[7, 400, 31, 31, 2000, 9], [5], list(range(100, 137))]
 PARAMS = BeamSearchParams(beam_width=3, max_tokens=7, num_answers=3, ignore_eos=True)
+SWAPPED = dict(block_size=4, num_blocks=13, num_host_blocks=40, preemption="swap", max_running=6, token_budget=64)
 BESIDE = SamplingParams(temperature=0.8, seed=3, max_tokens=9, n=2, ignore_eos=True)
 Found = list[tuple[tuple[int, ...], str]]
 
@@ -124,20 +125,11 @@ def test_one_beam_is_greedy_decoding(make_engine: Any) -> None:
             dict(block_size=4, num_blocks=13, max_running=6, token_budget=64, prefix_cache="none"),
             id="preempted by recompute, no cache",
         ),
-        pytest.param(
-            dict(block_size=4, num_blocks=13, num_host_blocks=40, preemption="swap", max_running=6, token_budget=64),
-            id="preempted by swap",
-        ),
+        pytest.param(SWAPPED, id="preempted by swap"),
         pytest.param(dict(block_size=4, num_blocks=12, max_running=3, token_budget=64), id="a text at a time"),
         pytest.param(dict(prefix_cache="radix", block_size=4), id="radix cache"),
         pytest.param(dict(drafts=True), id="trees of drafts beside"),
-        pytest.param(
-            dict(
-                drafts=True, block_size=4, num_blocks=13, num_host_blocks=40, preemption="swap", max_running=6,
-                token_budget=64,
-            ),
-            id="trees of drafts beside, preempted by swap",
-        ),
+        pytest.param(dict(drafts=True, **SWAPPED), id="trees of drafts beside, preempted by swap"),
     ],
 )
 def test_how_it_is_served_changes_nothing(

@@ -68,7 +68,7 @@ def test_a_second_load_answers_the_same_from_the_cache(gguf: Path, monkeypatch: 
 def test_every_number_is_that_of_a_fresh_load(gguf: Path) -> None:
     def numbers() -> dict[str, Tensor]:
         model: Any = loading.load(str(gguf), "stored").model
-        found = {"head": model._head.packed.dequantized(), "embedding": model._embedding, "norm": model._norm}
+        found = {"head": model._head.packed.dequantized(), "embedding": model.embedding, "norm": model._norm}
         for index, layer in enumerate(model._layers):
             products = {"qkv": layer._attention._qkv, "out": layer._attention._out, "down": layer._feed_forward._down}
             found |= {f"{name} {index}": one.packed.dequantized() for name, one in products.items()}

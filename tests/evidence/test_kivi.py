@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,8 +12,11 @@ from labkit.checkpoints import load
 from labkit.texts import documents
 from labkit.workloads import WORKLOADS, prompts
 from solutions.engine import Engine, EngineConfig, SamplingParams
+from solutions.engine.attention import PagedAttention
+from solutions.engine.kivi_attention import KiviAttention
 from solutions.engine.kv_memory import kv_memory
 from solutions.engine.models.llama import Llama
+from solutions.engine.models.packed_attention import PackedAttention
 from solutions.engine.request import Request, blocks_for
 from solutions.engine.scheduler import SchedulerConfig
 from solutions.engine.step import Work
@@ -23,7 +28,8 @@ from tests.evidence.conftest import Length
 def log_probabilities(model: Llama, ids: list[int], kv_dtype: str | None, block_size: int) -> Tensor:
     """Of each token but the first, in one pass, which shows each query what single steps would."""
     blocks = blocks_for(len(ids), block_size)
-    pool, attend = kv_memory(kv_dtype, model.kv_shape, blocks, block_size, 0, torch.float32, 1, 0)
+    pool = kv_memory(kv_dtype, model.kv_shape, blocks, block_size, 0, torch.float32, model.device, 1, 0)
+    attend: Callable[..., PackedAttention] = PagedAttention if kv_dtype is None else KiviAttention
     request = Request("0", tuple(ids), SamplingParams(), BlockTable(BlockAllocator(1), 1))
     work = Work(request, 0, tuple(ids), 0, tuple(range(len(ids))), tuple(range(blocks)), True)
     with torch.inference_mode():
