@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -16,67 +15,26 @@ from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
 
 from .adapters import AdaptedWeights, Adapters
+from .answer import Answer
 from .back_end import choose_device, make_runner
 from .beam_search import BeamSearch, BeamSearchParams
 from .detokenizer import TextStream
 from .drafters import make_speculator
+from .drawing import Drawing
+from .engine_config import EngineConfig
 from .grammar import Constraint, GrammarCompiler, Matcher
-from .judging import Verdict
 from .kv_formats import BY_BLOCK
 from .kv_manager import KVManager
 from .kv_memory import kv_memory
 from .metrics import Metrics
 from .models.loading import LoadedModel
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
-from .sampler import Row, adjust_logits, distribution, logprobs_of, sample
 from .sampling_params import SamplingParams
-from .scheduler import Scheduler, SchedulerConfig
-from .speculation import SpeculationConfig
+from .scheduler import Scheduler
 from .step import Step
 from .weights.loading import PLAIN, load
-from .weights.packing import Packing
 
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How large the engine is.
-
-    Args:
-        scheduler: limits of a step.
-        num_blocks: blocks of the pool.
-        block_size: tokens in a block.
-        num_host_blocks: blocks in host memory, for preemption by swap.
-        prefix_cache: "hash", "radix" or "none".
-        weights: how they are held, a name in `weights.formats`; a `LoadedModel` keeps its own.
-        packing: how quantized ones run.
-        kv_dtype: how keys and values are stored: "fp32", "bf16", "fp16", "int8", "fp8", "kivi4" or "kivi2"; None for
-            the model's type.
-        speculation: who drafts: a name in `speculation.DRAFTERS`, or more to say about it; None or "none" for plain
-            decoding.
-        adapters: folders of adapters in peft's layout, by the names that requests ask by.
-        device: "cpu" or "cuda"; None means a GPU if there is one, and a CPU for weights in codes, KIVI and adapters. A
-            `LoadedModel` stays where it is.
-        attention: "torch" or "triton"; see `back_end.make_runner`, as for all that follows.
-        cuda_graphs: whether steps in which all decode are recorded, and replayed in one launch.
-        compile: whether such steps are compiled by torch.
-    """
-
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    num_blocks: int = 1024
-    block_size: int = 16
-    num_host_blocks: int = 0
-    prefix_cache: str = "hash"
-    weights: str = "fp32"
-    packing: Packing = field(default_factory=Packing)
-    kv_dtype: str | None = None
-    speculation: SpeculationConfig | str | None = None
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    device: str | None = None
-    attention: str | None = None
-    cuda_graphs: bool | None = None
-    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,18 +56,6 @@ class Progress:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     completion: Completion | None = None
-
-
-@dataclass
-class _Answer:
-    """The engine's side of a request: its text."""
-
-    group: str
-    index: int
-    text: TextStream
-    matcher: Matcher | None = None
-    num_tokens: int = 0
-    """Tokens that belong to the answer: all but the one that stopped it."""
 
 
 class Engine:
@@ -168,7 +114,8 @@ class Engine:
             loaded.model, pool, config.scheduler.max_running, context, features, attention=config.attention,
             cuda_graphs=config.cuda_graphs, compile=config.compile, adapters=bool(config.adapters),
         )  # fmt: skip
-        self._answers: dict[Request, _Answer] = {}
+        self._drawing = Drawing(self._speculator, self._runner.draw, self._runner.device)
+        self._answers: dict[Request, Answer] = {}
         self._groups: dict[str, list[Request]] = {}
         self._searches: dict[str, BeamSearch] = {}
         self._grammars: GrammarCompiler | None = None
@@ -243,7 +190,7 @@ class Engine:
         ]  # fmt: skip
         self._add(name, requests)
         for index, request in enumerate(requests):
-            self._answers[request] = _Answer(name, index, TextStream(self.tokenizer, params.stop), matchers[index])
+            self._answers[request] = Answer(name, index, TextStream(self.tokenizer, params.stop), matchers[index])
         return name
 
     def add_beam_search(
@@ -306,14 +253,16 @@ class Engine:
         self._count(step)
         if not step.work:
             return []
-        masks = self._begin_masks(step)
+        masks = self._drawing.begin_masks(step, self._matcher_of)
         self._adapters.begin(step.work)
         logits = self._runner.run(step)
-        rows = self._rows(step)
-        verdicts = self._draw(logits, rows, masks) if rows else {}
+        rows = self._drawing.rows(step)
+        verdicts = self._drawing.draw(logits, rows, masks) if rows else {}
         emitted = {request: list(verdict.tokens) for request, verdict in verdicts.items()}
         paths = {request: verdict.path for request, verdict in verdicts.items()}
-        reports = self._reports(logits, [row for row in rows if row.node in (-1, *paths[row.request])], emitted)
+        self.metrics.num_accepted_tokens += sum(len(path) for path in paths.values())
+        kept = [row for row in rows if row.node in (-1, *paths[row.request])]
+        reports = self._drawing.reports(logits, kept, emitted)
         self._runner.keep(self._scheduler.commit(step, emitted, paths))
         progress = [self._advance(request, tokens, reports.get(request, ())) for request, tokens in emitted.items()]
         return progress + self._search_on(step, logits)
@@ -447,87 +396,9 @@ class Engine:
             self._grammars = GrammarCompiler(self.tokenizer, self._vocab_size)
         return self._grammars.start(constraint)
 
-    def _rows(self, step: Step) -> list[Row]:
-        """Whose next tokens the rows of the logits are to give."""
-        rows, index = list[Row](), 0
-        for work in step.work:
-            if work.gives_token and not work.request.is_beam:
-                for node, path in enumerate(work.paths, start=-1):
-                    drafts = tuple(work.drafts[i] for i in path)
-                    rows.append(Row(index + node + 1, work.request, drafts, node))
-                # Samples of one prompt start from the same logits, each with its own random numbers.
-                rows += [Row(index, one) for one in work.request.siblings if one.status is not Status.FINISHED]
-            index += work.num_rows
-        return rows
-
-    def _begin_masks(self, step: Step) -> dict[Request, Future[Tensor]]:
-        """Starts the masks of all that is constrained, to be ready when the forward pass is."""
-        masks = {}
-        for work in step.work:
-            for request in (work.request, *work.request.siblings) if work.gives_token else ():
-                matcher = self._answers[request].matcher if request in self._answers else None
-                if matcher is not None:
-                    own = request is work.request
-                    masks[request] = matcher.begin_masks(work.drafts, work.parents) if own else matcher.begin_masks(())
-        return masks
-
-    def _draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, Verdict]:
-        """The tokens that each request grows by, and which drafts are among them."""
-        wanted = [row.index for row in rows]
-        # Each row once, in order, is what a step of decodes wants; then nothing has to be copied.
-        is_whole = not masks and wanted == list(range(len(logits)))
-        adjusted = adjust_logits(logits if is_whole else logits[self._indices(wanted)], rows)
-        allowed = {
-            place: masks[row.request].result()[row.node + 1] for place, row in enumerate(rows) if row.request in masks
-        }
-        # Behind a draft that the grammar forbids nothing is allowed, and nothing will be read either.
-        allowed = {place: mask for place, mask in allowed.items() if bool(mask.any())}
-        if allowed:
-            forbidden = ~torch.stack(list(allowed.values())).to(adjusted.device)
-            constrained = self._indices(list(allowed))
-            adjusted[constrained] = adjusted[constrained].masked_fill(forbidden, -torch.inf)
-        drawn = sample(adjusted, rows, self._runner.draw)
-        places: dict[Request, list[int]] = {}
-        for place, row in enumerate(rows):
-            places.setdefault(row.request, []).append(place)
-        verdicts = {}
-        for request, own in places.items():
-            if self._speculator is None:
-                verdicts[request] = Verdict((drawn[own[0]],))
-                continue
-            if len(own) > 1:
-                self._speculator.observe(request, logits[self._indices([rows[place].index for place in own])])
-            verdicts[request] = self._speculator.judge(
-                request, [drawn[place] for place in own], partial(self._distributions, adjusted, rows, own)
-            )
-            self.metrics.num_accepted_tokens += len(verdicts[request].path)
-        return verdicts
-
-    def _distributions(self, logits: Tensor, rows: list[Row], places: list[int]) -> Tensor:
-        """What some of the rows are drawn from; drafts of chance are judged on the host."""
-        return distribution(logits[self._indices(places)], [rows[place] for place in places]).cpu()
-
-    def _reports(
-        self, logits: Tensor, rows: list[Row], emitted: dict[Request, list[int]]
-    ) -> dict[Request, list[TokenLogprob]]:
-        """What is to be told of the new tokens, for those that asked."""
-        told = [
-            (row, wanted)
-            for row in rows
-            if (wanted := row.request.params.logprobs) is not None and len(row.drafts) < len(emitted[row.request])
-        ]
-        reports: dict[Request, list[TokenLogprob]] = {}
-        if told:
-            own = logits[self._indices([row.index for row, _ in told])]
-            tokens = [emitted[row.request][len(row.drafts)] for row, _ in told]
-            found = logprobs_of(own, tokens, [wanted for _, wanted in told])
-            for (row, _), report in zip(told, found, strict=True):
-                reports.setdefault(row.request, []).append(report)
-        return reports
-
-    def _indices(self, values: list[int]) -> Tensor:
-        """Where to look in tensors of the device."""
-        return torch.tensor(values, device=self.device)
+    def _matcher_of(self, request: Request) -> Matcher | None:
+        """Of a request whose answer is constrained."""
+        return self._answers[request].matcher if request in self._answers else None
 
     def _advance(self, request: Request, tokens: Sequence[int], reports: Sequence[TokenLogprob]) -> Progress:
         """Takes a request's new tokens into its text, and ends it where it must end."""
@@ -537,35 +408,15 @@ class Engine:
         request.logprobs += reports
         self.metrics.num_generated_tokens += len(tokens)
         answer = self._answers[request]
-        if answer.matcher is not None:
-            answer.matcher.accept(tokens)
         before = answer.num_tokens
-        piece, reason = self._read(request, answer, tokens)
+        piece, reason = answer.read(tokens, request.params, self._stop_ids)
         told = answer.num_tokens - before
         completion = None
         if reason is not None:
             self._scheduler.finish(request, reason)
-            if reason is FinishReason.LENGTH:
-                piece += answer.text.finish()
             completion = self._close(request)
         # What ended the answer, and what was accepted behind it, are no part of it.
         return Progress(answer.group, answer.index, piece, tuple(tokens[:told]), tuple(reports[:told]), completion)
-
-    def _read(self, request: Request, answer: _Answer, tokens: Sequence[int]) -> tuple[str, FinishReason | None]:
-        """The text that new tokens release, and why the answer ends with them, if it does."""
-        params, piece = request.params, ""
-        for token in tokens:
-            if token in params.stop_token_ids or (token in self._stop_ids and not params.ignore_eos):
-                return piece + answer.text.finish(), FinishReason.STOP
-            answer.num_tokens += 1
-            piece += answer.text.feed(token)
-            if answer.text.stopped:
-                return piece, FinishReason.STOP
-            if answer.matcher is not None and answer.matcher.is_complete and token == tokens[-1]:
-                return piece + answer.text.finish(), FinishReason.STOP
-            if answer.num_tokens == params.max_tokens:
-                return piece, FinishReason.LENGTH
-        return piece, None
 
     def _close(self, request: Request) -> Completion:
         """The answer of a request that has ended; the engine forgets the request."""
