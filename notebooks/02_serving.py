@@ -214,7 +214,7 @@ def hits(prompts: Sequence[str], cache: str) -> tuple[float, float]:
     engine = engine_with(prefix_cache=cache)
     for prompt in prompts:
         engine.generate(prompt, replace(GREEDY, max_tokens=2))
-    return engine.metrics.cache_hit_rate, float(np.median(list(engine.metrics.ttft)))
+    return engine.metrics.cache_hit_rate, float(np.median([one.ttft for one in engine.metrics.served]))
 
 
 system, questions = words(SYSTEM), [f"Question {number}: why?" for number in range(CONVERSATIONS)]
