@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from solutions.speculative.tree import ancestor_mask
 
+from .attending import attend_piece, attend_singles, mask_of
 from .kv_pool import KVPool
 from .models.packed_attention import LatentMaps
 from .step import Work
@@ -80,14 +80,14 @@ class PagedAttention:
         singles, pieces = self._view(window)
         if len(singles) == 1 and not pieces:  # every row is one of them, and they stand in order
             keys, values = self._read(layer, singles[0])
-            return _attend_one(q, keys, values, singles[0].mask)
+            return attend_singles(q, keys, values, singles[0].mask)
         out = torch.empty_like(q)
         for one in singles:
             keys, values = self._read(layer, one)
-            out[one.rows] = _attend_one(q[one.rows], keys, values, one.mask)
+            out[one.rows] = attend_singles(q[one.rows], keys, values, one.mask)
         for piece in pieces:
             keys, values = (part[: piece.length] for part in self._pool.read(layer, piece.blocks))
-            out[piece.rows] = _attend(q[piece.rows], keys, values, piece.visible)
+            out[piece.rows] = attend_piece(q[piece.rows], keys, values, piece.visible)
         return out
 
     def latent(self, layer: int, q: Tensor, latents: Tensor, maps: LatentMaps) -> Tensor:
@@ -97,14 +97,15 @@ class PagedAttention:
         out = q.new_empty(*q.shape[:2], maps.v_head_dim)
         for one in singles:
             (kept,) = self._read(layer, one)
-            out[one.rows] = maps.read_out(_attend_one(maps.absorb(q[one.rows]), kept, kept, one.mask, maps.scale))
+            out[one.rows] = maps.read_out(attend_singles(maps.absorb(q[one.rows]), kept, kept, one.mask, maps.scale))
         for piece in pieces:
             kept = self._pool.read(layer, piece.blocks)[0][: piece.length]
             queries = q[piece.rows]
             if maps.is_absorbed(len(queries), piece.length):
-                out[piece.rows] = maps.read_out(_attend(maps.absorb(queries), kept, kept, piece.visible, maps.scale))
+                read = maps.read_out(attend_piece(maps.absorb(queries), kept, kept, piece.visible, maps.scale))
             else:
-                out[piece.rows] = _attend(queries, *maps.expand(kept), piece.visible, maps.scale)
+                read = attend_piece(queries, *maps.expand(kept), piece.visible, maps.scale)
+            out[piece.rows] = read
         return out
 
     def _view(self, window: int | None) -> tuple[list[_Singles], list[_Piece]]:
@@ -121,7 +122,7 @@ class PagedAttention:
             (_, one), (skip,) = short[0], skipped
             length, blocks = one.end - skip * size, _run(one.blocks[skip:])
             seen = length if window is None else min(length, window)
-            mask = None if seen == length else _mask(torch.arange(length) < length - seen)[None, None, None]
+            mask = None if seen == length else mask_of(torch.arange(length) < length - seen)[None, None, None]
             return _Singles(rows, blocks if isinstance(blocks, slice) else blocks[None], length, None, mask)
         most = max(len(one.blocks) - skip for (_, one), skip in zip(short, skipped, strict=True))
         # Padding repeats the first block: it exists, and is masked.
@@ -134,7 +135,7 @@ class PagedAttention:
         positions = torch.tensor(skipped, device="cpu")[:, None] * size + torch.arange(most * size, device="cpu")
         behind = positions >= ends
         hidden = behind if window is None else behind | (positions < ends - window)
-        stale, mask = (one.to(tables.device) for one in (behind.flatten().nonzero()[:, 0], _mask(hidden)))
+        stale, mask = (one.to(tables.device) for one in (behind.flatten().nonzero()[:, 0], mask_of(hidden)))
         return _Singles(rows, tables, most * size, stale, mask[:, None, None])
 
     def _piece(self, first: int, one: Work, window: int | None) -> _Piece:
@@ -181,27 +182,3 @@ def _run(blocks: tuple[int, ...]) -> Blocks:
     """Blocks as a slice if they follow each other."""
     first, end = blocks[0], blocks[0] + len(blocks)
     return slice(first, end) if blocks == tuple(range(first, end)) else torch.tensor(blocks)
-
-
-def _mask(hidden: Tensor) -> Tensor:
-    """What attention adds to scores, made once for all layers."""
-    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
-
-
-def _attend_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
-    """`[requests, heads, head_dim]`, one query each, over `[requests, length, kv_heads, head_dim]`.
-
-    The heads of a group are handed over as queries of one head, so that its keys and values are read once.
-    """
-    grouped = q.unflatten(1, (keys.shape[2], -1))
-    read = F.scaled_dot_product_attention(grouped, keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale)
-    return read.flatten(1, 2)
-
-
-def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scale: float | None = None) -> Tensor:
-    """`[queries, heads, head_dim]` of one request, over `[length, kv_heads, head_dim]`."""
-    read = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], visible,
-        is_causal=visible is None, scale=scale, enable_gqa=True,
-    )  # fmt: skip
-    return read[0].transpose(0, 1)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .attending import attend_singles, mask_of
 from .decode_inputs import DecodeInputs
 from .kv_pool import KVPool
 from .models.packed_attention import LatentMaps
 from .request import blocks_for
+
+
+@dataclass(frozen=True)
+class _View:
+    """What rows see: the blocks that are read, `[rows, blocks]`, which of their slots are hidden, `[rows, slots]`, and
+    what that adds to scores."""
+
+    tables: Tensor
+    hidden: Tensor
+    mask: Tensor
 
 
 class DecodeAttention:
@@ -25,29 +37,33 @@ class DecodeAttention:
     def __init__(self, pool: KVPool, inputs: DecodeInputs) -> None:
         self._pool = pool
         self._inputs = inputs
-        # By window: the blocks that are read, `[rows, blocks]`, and which of their slots are hidden.
-        self._views: dict[int | None, tuple[Tensor, Tensor]] = {}
+        self._views: dict[int | None, _View] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
         """See `PackedAttention`."""
         self._pool.write(layer, self._inputs.slots, k, v)
-        (keys, values), hidden = self._read(layer, window)
-        return _attend(q, keys, values, hidden)
+        keys, values = self._read(layer, window)
+        return attend_singles(q, keys, values, self._view(window).mask)
 
     def latent(self, layer: int, q: Tensor, latents: Tensor, maps: LatentMaps) -> Tensor:
         """See `PackedAttention`: single queries always go to the latents."""
         self._pool.write(layer, self._inputs.slots, latents)
-        (kept,), hidden = self._read(layer, None)
-        return maps.read_out(_attend(maps.absorb(q), kept, kept, hidden, maps.scale))
+        (kept,) = self._read(layer, None)
+        return maps.read_out(attend_singles(maps.absorb(q), kept, kept, self._view(None).mask, maps.scale))
 
-    def _read(self, layer: int, window: int | None) -> tuple[list[Tensor], Tensor]:
+    def _read(self, layer: int, window: int | None) -> list[Tensor]:
         """The parts of a layer that are seen, with 0 wherever a row must not look: a weight of 0 times NaN is NaN."""
-        if window not in self._views:
-            self._views[window] = self._view(window)
-        tables, hidden = self._views[window]
-        return [part.masked_fill(hidden[:, :, None, None], 0.0) for part in self._pool.read(layer, tables)], hidden
+        view = self._view(window)
+        return [part.masked_fill(view.hidden[:, :, None, None], 0.0) for part in self._pool.read(layer, view.tables)]
 
-    def _view(self, window: int | None) -> tuple[Tensor, Tensor]:
+    def _view(self, window: int | None) -> _View:
+        """The same for all layers that have this window."""
+        if window not in self._views:
+            tables, hidden = self._seen(window)
+            self._views[window] = _View(tables, hidden, mask_of(hidden)[:, None, None])
+        return self._views[window]
+
+    def _seen(self, window: int | None) -> tuple[Tensor, Tensor]:
         tables, lengths, size = self._inputs.tables, self._inputs.lengths[:, None], self._pool.block_size
         if window is None:
             positions = torch.arange(tables.shape[1] * size, device=tables.device)
@@ -58,12 +74,3 @@ class DecodeAttention:
         positions = skipped * size + torch.arange(count * size, device=tables.device)
         seen = tables.gather(1, skipped + torch.arange(count, device=tables.device))
         return seen, (positions >= lengths) | (positions < lengths - window)
-
-
-def _attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float | None = None) -> Tensor:
-    """`[rows, heads, head_dim]`, one query each, over `[rows, length, kv_heads, head_dim]`."""
-    read = F.scaled_dot_product_attention(
-        q[:, :, None], keys.transpose(1, 2), values.transpose(1, 2), ~hidden[:, None, None], scale=scale,
-        enable_gqa=True,
-    )  # fmt: skip
-    return read[:, :, 0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .attending import attend_piece, attend_singles
 from .kivi_pool import KiviPool
 from .models.packed_attention import LatentMaps
 from .request import blocks_for
@@ -97,16 +97,11 @@ class KiviAttention:
         if self._singles is not None and mask is not None:
             single = self._singles.rows
             keys, values = self._read_singles(layer, self._singles, k[single], v[single])
-            read = F.scaled_dot_product_attention(
-                q[single][:, :, None], keys.transpose(1, 2), values.transpose(1, 2), mask, enable_gqa=True
-            )
-            out[single] = read[:, :, 0]
+            out[single] = attend_singles(q[single], keys, values, mask)
         for piece, visible in zip(self._pieces, masks, strict=True):
             rows = piece.rows
             keys, values = self._read_piece(layer, piece, k[rows], v[rows])
-            out[rows] = F.scaled_dot_product_attention(
-                q[rows].transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), visible, enable_gqa=True
-            ).transpose(0, 1)
+            out[rows] = attend_piece(q[rows], keys, values, visible)
         return out
 
     def latent(self, layer: int, q: Tensor, latents: Tensor, maps: LatentMaps) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from .block_plane import BlockPlane
 from .kivi_codes import Coded, KiviCodes
 from .kv_manager import Move, MoveKind, SlotMove
 from .kv_pool import KVShape
@@ -58,8 +59,9 @@ class KiviPool:
         shapes = [(packed, torch.uint8), (key_range, torch.float16), (key_range, torch.float16)]
         shapes += [(packed, torch.uint8), (value_range, torch.float16), (value_range, torch.float16)]
         layers = kv_shape.num_layers
-        self._planes = [torch.zeros((layers, num_blocks, *shape), dtype=kind) for shape, kind in shapes]
-        self._host = [torch.zeros((layers, num_host_blocks, *shape), dtype=kind) for shape, kind in shapes]
+        self._planes = [
+            BlockPlane(layers, num_blocks, num_host_blocks, shape, kind, self.device) for shape, kind in shapes
+        ]
         num_pages = max_requests * (1 + blocks_for(max_drafts, block_size))
         # Keys and values side by side.
         self._pages = torch.zeros((layers, 2, num_pages, block_size, heads, dim), dtype=dtype)
@@ -71,12 +73,12 @@ class KiviPool:
     @property
     def num_bytes(self) -> int:
         """Memory of the pool, codes, ranges and pages; host memory not counted."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._planes, self._pages))
+        return sum(plane.num_bytes for plane in self._planes) + self._pages.numel() * self._pages.element_size()
 
     @property
     def num_bytes_per_token(self) -> float:
         """Memory of one token of a full block in all layers: its codes, and its share of the block's ranges."""
-        return sum(plane[:, 0].numel() * plane.element_size() for plane in self._planes) / self.block_size
+        return sum(plane.num_bytes_per_block for plane in self._planes) / self.block_size
 
     def page(self, block: int) -> int:
         """The page of an open block; it gets one if it has none."""
@@ -104,11 +106,11 @@ class KiviPool:
         coded = self.codes.encode_keys(keys), self.codes.encode_values(values)
         parts = [part for one in coded for part in (one.packed, one.low, one.scale)]
         for plane, part in zip(self._planes, parts, strict=True):
-            plane[layer, blocks] = part
+            plane.tensors[layer][blocks] = part
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values that the codes of blocks `[blocks]` stand for, each `[blocks · block_size, heads, dim]`."""
-        parts = [plane[layer, blocks] for plane in self._planes]
+        parts = [plane.tensors[layer][blocks] for plane in self._planes]
         keys, values = self.codes.decode_keys(Coded(*parts[:3])), self.codes.decode_values(Coded(*parts[3:]))
         return keys.to(self._pages.dtype).flatten(0, 1), values.to(self._pages.dtype).flatten(0, 1)
 
@@ -122,7 +124,8 @@ class KiviPool:
         wanted = Counter(move.source for move in moves if move.kind is not MoveKind.IN)  # by moves that are to come
         self._keep(block for block in self._page_of if block in open_blocks or block in wanted)
         for move in moves:
-            self._move_codes(move)
+            for plane in self._planes:
+                plane.move(move.kind, [move.source], [move.target])
             self._move_page(move)
             if move.kind is not MoveKind.IN:
                 wanted[move.source] -= 1
@@ -134,12 +137,6 @@ class KiviPool:
     def move_slots(self, moves: Sequence[SlotMove]) -> None:
         """See `KVPool`; drafts that would have to be moved are refused, as `make_speculator` says."""
         raise NotImplementedError("a block's codes stand for all of its tokens; none of them can be moved alone")
-
-    def _move_codes(self, move: Move) -> None:
-        for plane, host in zip(self._planes, self._host, strict=True):
-            source = host if move.kind is MoveKind.IN else plane
-            target = host if move.kind is MoveKind.OUT else plane
-            target[:, move.target] = source[:, move.source]
 
     def _move_page(self, move: Move) -> None:
         if move.kind is MoveKind.OUT:

@@ -9,8 +9,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from .block_plane import BlockPlane
 from .kv_formats import KVFormat, PlainKV
-from .kv_manager import Move, MoveKind, SlotMove
+from .kv_manager import Move, SlotMove
 
 
 @dataclass(frozen=True)
@@ -54,30 +55,26 @@ class KVPool:
         self.device = torch.device(device)
         self.scratch_slot = num_blocks * block_size if scratch else None
         self._format = kv_format or PlainKV(dtype, dtype)
-        # Parts side by side, tokens before heads: a token is written in one piece, a block is one range.
-        # What a format stores of a number, such as its code and its scale, lies in planes of one arrangement.
-        outer, inner = (kv_shape.num_layers, kv_shape.num_parts), (block_size, kv_shape.num_heads)
-        widths = self._format.widths(kv_shape.head_dim)
+        # Tokens before heads: a token is written in one piece, a block is one range. What a format stores of a number,
+        # such as its code and its scale, lies in planes of one arrangement.
+        self._num_parts = kv_shape.num_parts
         self._planes = [
-            torch.zeros((*outer, num_blocks + scratch, *inner, width), dtype=kind, device=self.device)
-            for width, kind in widths
-        ]
-        # A GPU copies from and to pinned memory by itself.
-        pinned = self.device.type == "cuda"
-        self._host = [
-            torch.zeros((*outer, num_host_blocks, *inner, width), dtype=kind, device="cpu", pin_memory=pinned)
-            for width, kind in widths
-        ]
+            BlockPlane(
+                kv_shape.num_layers * kv_shape.num_parts, num_blocks + scratch, num_host_blocks,
+                (block_size, kv_shape.num_heads, width), kind, self.device,
+            )
+            for width, kind in self._format.widths(kv_shape.head_dim)
+        ]  # fmt: skip
 
     @property
     def num_bytes(self) -> int:
         """Memory of the pool, host memory not counted."""
-        return sum(plane.numel() * plane.element_size() for plane in self._planes)
+        return sum(plane.num_bytes for plane in self._planes)
 
     @property
     def num_bytes_per_token(self) -> int:
         """Memory of one token in all layers."""
-        return sum(plane[:, :, 0, 0].numel() * plane.element_size() for plane in self._planes)
+        return sum(plane.num_bytes_per_block for plane in self._planes) // self.block_size
 
     def write(self, layer: int, slots: Tensor, *parts: Tensor) -> None:
         """Stores new tokens.
@@ -87,10 +84,9 @@ class KVPool:
             slots: int64 `[tokens]`.
             parts: as many as `KVShape.num_parts`, each `[tokens, heads, head_dim]`; keys come before values.
         """
-        memories = [plane[layer].flatten(1, 2) for plane in self._planes]
-        for index, part in enumerate(parts):
+        for memories, part in zip(self._of_layer(layer), parts, strict=True):
             for memory, stored in zip(memories, self._format.encode(part), strict=True):
-                memory[index].index_copy_(0, slots, stored)
+                memory.flatten(0, 1).index_copy_(0, slots, stored)
 
     def read(self, layer: int, blocks: Tensor | slice) -> tuple[Tensor, ...]:
         """What whole blocks hold.
@@ -104,7 +100,7 @@ class KVPool:
         """
         return tuple(
             self._format.decode(*(_take(memory, blocks).flatten(-4, -3) for memory in memories))
-            for memories in zip(*(plane[layer] for plane in self._planes), strict=True)
+            for memories in self._of_layer(layer)
         )
 
     def parts(self, layer: int) -> tuple[Tensor, ...] | None:
@@ -114,30 +110,26 @@ class KVPool:
             For each part `[blocks, block_size, heads, head_dim]`; None if what is stored has to be decoded first.
         """
         is_plain = isinstance(self._format, PlainKV) and self._format.stored == self._format.computed
-        return tuple(self._planes[0][layer]) if is_plain else None
+        return tuple(memory for (memory,) in self._of_layer(layer)) if is_plain else None
 
     def move(self, moves: Sequence[Move], open_blocks: Collection[int] = ()) -> None:
         """Makes the moves of a step, in order; all blocks are alike here, open or full."""
         for kind, group in groupby(moves, key=lambda move: move.kind):
-            if kind is MoveKind.COPY:  # one by one: a copy's target may be the next one's source
-                for move in group:
-                    for plane in self._planes:
-                        plane[:, :, move.target] = plane[:, :, move.source]
-                continue
             pairs = list(group)
-            sources, targets = [move.source for move in pairs], [move.target for move in pairs]
-            for plane, host in zip(self._planes, self._host, strict=True):
-                origin, goal = (plane, host) if kind is MoveKind.OUT else (host, plane)
-                moved = origin[:, :, torch.tensor(sources, device=origin.device)].to(goal.device)
-                goal[:, :, torch.tensor(targets, device=goal.device)] = moved
+            for plane in self._planes:
+                plane.move(kind, [move.source for move in pairs], [move.target for move in pairs])
 
     def move_slots(self, moves: Sequence[SlotMove]) -> None:
         """Copies single tokens; all are read before one is written."""
-        sources = torch.tensor([move.source for move in moves], device=self.device)
-        targets = torch.tensor([move.target for move in moves], device=self.device)
         for plane in self._planes:
-            slots = plane.flatten(2, 3)
-            slots[:, :, targets] = slots[:, :, sources]
+            plane.move_slots([move.source for move in moves], [move.target for move in moves])
+
+    def _of_layer(self, layer: int) -> list[tuple[Tensor, ...]]:
+        """For each part of a layer its memory in every plane, `[blocks, block_size, heads, width]`."""
+        start = layer * self._num_parts
+        return [
+            tuple(plane.tensors[index] for plane in self._planes) for index in range(start, start + self._num_parts)
+        ]
 
 
 def _take(memory: Tensor, blocks: Tensor | slice) -> Tensor:

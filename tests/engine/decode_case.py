@@ -38,8 +38,10 @@ class Memory:
 
     def __init__(self, model: Decoder) -> None:
         self.pool = KVPool(model.kv_shape, NUM_BLOCKS, BLOCK_SIZE, dtype=model.dtype, device=model.device, scratch=True)
-        (self._plane,) = self.pool._planes
-        self._numbers = torch.randn(self._plane.shape, generator=torch.Generator().manual_seed(1)).to(self._plane)
+        (plane,) = self.pool._planes
+        self._tensors = plane.tensors
+        shape = (len(self._tensors), *self._tensors[0].shape)
+        self._numbers = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(self._tensors[0])
 
     def logits(self, runner: ModelRunner, step: Step) -> Tensor:
         """Of a step."""
@@ -47,11 +49,13 @@ class Memory:
         for work in step.work:
             for position in range(work.start):
                 unknown[work.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE] = False
-        self._plane.copy_(self._numbers.masked_fill(unknown.to(self._plane.device), torch.nan))
-        self._before = self._plane.clone()
+        self._before = self._numbers.masked_fill(unknown.to(self._numbers.device), torch.nan)
+        for tensor, numbers in zip(self._tensors, self._before, strict=True):
+            tensor.copy_(numbers)
         return runner.run(step).clone()
 
     def written(self) -> list[int]:
         """Slots of blocks that the last step has changed."""
-        now, before = (one[:, :, :NUM_BLOCKS].flatten(2, 3).nan_to_num(7.0) for one in (self._plane, self._before))
-        return (now != before).any(-1).any(-1).any(0).any(0).nonzero().flatten().tolist()
+        both = torch.stack(self._tensors), self._before
+        now, before = (one[:, :NUM_BLOCKS].flatten(1, 2).nan_to_num(7.0) for one in both)
+        return (now != before).any(-1).any(-1).any(0).nonzero().flatten().tolist()

@@ -59,6 +59,19 @@ def test_steps_of_all_sizes_share_few_programs(get_family: GetFamily, name: str,
     assert not counters["graph_break"]
 
 
+def test_each_model_has_programs_of_its_own(get_family: GetFamily) -> None:  # noqa: F811
+    """Nothing about a model is asked before a step, so nobody else's program may be found."""
+    family, step = get_family(WINDOWED), decode_step([9, 14], get_family(WINDOWED).model.vocab_size)
+    for windows in ([3, 3, 3, 3], [None, None, None, None], [2, None, 2, None]):
+        model = load_decoder(family.folder, torch.float32)
+        for layer, window in zip(model._layers, windows, strict=False):
+            layer._attention._window = window  # type: ignore[attr-defined]
+        memory = Memory(model)
+        want = memory.logits(ModelRunner(model, memory.pool), step)
+        got = memory.logits(padded(model, memory.pool, "eager"), step)
+        check_close("logits", got, want, scale=float(want.abs().max()), dtype=torch.float32)
+
+
 def test_a_step_is_compiled_whole_or_not_at_all(get_family: GetFamily) -> None:  # noqa: F811
     """Half of it would wait for the device in the middle."""
     model = get_family("mixtral").model

@@ -137,10 +137,11 @@ def test_the_largest_is_recorded_first_and_changes_nothing(get_family: GetFamily
     model = get_family(PLAIN).model
     memory = Memory(model)
     steps = decoding(model, memory.pool, Again(), 6)
-    memory._plane.zero_()
+    for tensor in memory._tensors:
+        tensor.zero_()
     steps.warm_up()
     assert [bucket.rows for bucket in steps._recorded] == [8, 4, 2, 1]
-    assert not memory._plane[:, :, :NUM_BLOCKS].any()
+    assert not any(tensor[:NUM_BLOCKS].any() for tensor in memory._tensors)
 
 
 def test_what_cannot_be_recorded_is_refused(get_family: GetFamily) -> None:  # noqa: F811
@@ -172,7 +173,7 @@ def test_hidden_states_are_kept_alike(get_family: GetFamily) -> None:  # noqa: F
         features = FeaturePool([1, 3], model, NUM_BLOCKS, BLOCK_SIZE)
         decoding = recorder and PaddedDecoding(model, memory.pool, 4, 128, recorder, features=features)
         memory.logits(ModelRunner(model, memory.pool, features, decoding=decoding), step)
-        rows = features._pool._planes[0][:, 0, :NUM_BLOCKS].flatten(1, 2)[:, :, 0]
+        rows = torch.stack(features._pool._planes[0].tensors)[:, :NUM_BLOCKS].flatten(1, 2)[:, :, 0]
         assert sorted(slots) == rows.abs().sum(-1).sum(0).nonzero().flatten().tolist()
         return rows[:, slots]
 

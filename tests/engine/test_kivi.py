@@ -39,7 +39,8 @@ FORMATS = ("kivi4", "kivi2")
 
 def pool_of(bits: int, num_blocks: int = 12, max_requests: int = 3, max_drafts: int = 0) -> KiviPool:
     pool = KiviPool(SHAPE, bits, num_blocks, SIZE, max_requests, num_host_blocks=4, max_drafts=max_drafts)
-    for tensor in (*pool._planes, pool._pages):  # whatever is read that nobody wrote shows
+    planes = [tensor for plane in pool._planes for tensor in plane.tensors]
+    for tensor in (*planes, pool._pages):  # whatever is read that nobody wrote shows
         tensor.fill_(torch.nan if tensor.is_floating_point() else 255)
     return pool
 

@@ -87,7 +87,8 @@ def text_of(length: int, seed: int) -> tuple[int, ...]:
 def poisoned_pool(model: Decoder, num_blocks: int) -> KVPool:
     """A pool in which whatever nobody wrote is NaN."""
     pool = KVPool(model.kv_shape, num_blocks, BLOCK_SIZE)
-    pool._planes[0].fill_(torch.nan)
+    for tensor in pool._planes[0].tensors:
+        tensor.fill_(torch.nan)
     return pool
 
 
@@ -239,7 +240,8 @@ def test_nobody_reads_blocks_before_every_window(get_family: GetFamily, name: st
     runner.run(Step((work_of(0, text[:start], blocks),)))
     unseen = blocks[: (start - WINDOW + 1) // BLOCK_SIZE]
     assert len(unseen) >= 5
-    pool._planes[0][:, :, list(unseen)] = torch.nan
+    for tensor in pool._planes[0].tensors:
+        tensor[list(unseen)] = torch.nan
     got = runner.run(Step((work_of(start, text[start:], blocks),)))
     reference = family.logits(text, torch.float64)[start:]
     check_close(

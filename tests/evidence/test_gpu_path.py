@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from grader.judge.numerics import check_close
 from labkit.config import ModelConfig
@@ -19,10 +22,11 @@ from labkit.manifest import ROOT
 from labkit.paths import cache_dir
 from solutions.engine.compiled_step import compiled, compiler_fault
 from solutions.engine.cuda_graphs import Again
+from solutions.engine.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.llama import Llama
 from solutions.engine.padded_decoding import PaddedDecoding
-from tests.engine.decode_case import Memory, decode_step
+from tests.engine.decode_case import BLOCK_SIZE, Memory, decode_step
 
 NO_COMPILER = compiler_fault(torch.device("cpu"))
 
@@ -54,3 +58,45 @@ def test_steps_compiled_to_machine_code() -> None:
         plain = memory.logits(ModelRunner(model, memory.pool), step)
         got = memory.logits(runner, step)
         check_close("logits", got, want, plain=plain, scale=float(want.abs().max()), dtype=torch.float32)
+
+
+@pytest.mark.skipif(NO_COMPILER is not None or sys.platform != "linux", reason="needs a C++ compiler, and Linux")
+def test_a_compiled_step_touches_no_more_of_the_pool_than_it_writes() -> None:
+    """A compiler that takes a write to a part for a change of the whole would copy the pool in every step."""
+    torch._dynamo.reset()
+    config = ModelConfig.tiny(num_layers=2)
+    model = Llama(config, random_weights(config, seed=5), torch.float32)
+    pool = KVPool(model.kv_shape, 4096, BLOCK_SIZE, scratch=True)
+    decoding = PaddedDecoding(model, pool, 8, 128, Again(), compile=partial(compiled, backend="inductor"))
+    runner = ModelRunner(model, pool, decoding=decoding)
+    step = decode_step([9, 2], config.vocab_size)
+    runner.run(step)
+    tensors = pool._planes[0].tensors
+    for tensor in tensors:
+        assert tensor.abs().sum() > 0
+        _give_back(tensor)
+    assert sum(map(_resident, tensors)) <= 8 * len(tensors)
+    runner.run(step)
+    assert len(tensors) <= sum(map(_resident, tensors)) <= 16 * len(tensors)
+    assert sum(tensor.numel() * 4 // mmap.PAGESIZE for tensor in tensors) > 1000
+
+
+def _pages(tensor: Tensor) -> tuple[ctypes.c_void_p, int]:
+    """Address of a tensor's whole pages, and their bytes."""
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
+    return ctypes.c_void_p(first), end - first
+
+
+def _give_back(tensor: Tensor) -> None:
+    """Its memory reads as 0 from now on, and takes none until somebody writes to it."""
+    address, size = _pages(tensor)
+    assert ctypes.CDLL(None, use_errno=True).madvise(address, ctypes.c_size_t(size), mmap.MADV_DONTNEED) == 0
+
+
+def _resident(tensor: Tensor) -> int:
+    """How many of its pages take memory."""
+    address, size = _pages(tensor)
+    marks = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None, use_errno=True).mincore(address, ctypes.c_size_t(size), marks) == 0
+    return sum(mark & 1 for mark in marks)
