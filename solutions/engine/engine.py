@@ -9,7 +9,6 @@ from functools import partial
 from itertools import count
 
 import torch
-from torch import Tensor
 
 from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
@@ -18,6 +17,7 @@ from .adapters import AdaptedWeights, Adapters
 from .answer import Answer
 from .back_end import choose_device, make_runner
 from .beam_search import BeamSearch, BeamSearchParams
+from .beam_searches import BeamSearches
 from .detokenizer import TextStream
 from .drafters import make_speculator
 from .drawing import Drawing
@@ -117,7 +117,7 @@ class Engine:
         self._drawing = Drawing(self._speculator, self._runner.draw, self._runner.device)
         self._answers: dict[Request, Answer] = {}
         self._groups: dict[str, list[Request]] = {}
-        self._searches: dict[str, BeamSearch] = {}
+        self._searches = BeamSearches(self._scheduler, loaded.tokenizer.decode)
         self._grammars: GrammarCompiler | None = None
         self._names = (f"request-{number}" for number in count())
 
@@ -223,7 +223,7 @@ class Engine:
         ]  # fmt: skip
         self._add(name, requests)
         ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self._stop_ids)
-        self._searches[name] = BeamSearch(params, requests, ends)
+        self._searches.start(name, BeamSearch(params, requests, ends))
         return name
 
     def abort(self, request_id: str) -> list[Completion]:
@@ -265,7 +265,11 @@ class Engine:
         reports = self._drawing.reports(logits, kept, emitted)
         self._runner.keep(self._scheduler.commit(step, emitted, paths))
         progress = [self._advance(request, tokens, reports.get(request, ())) for request, tokens in emitted.items()]
-        return progress + self._search_on(step, logits)
+        return progress + [
+            Progress(name, one.index, one.text, one.tokens, (), one)
+            for name in self._searches.advance(step, logits)
+            for one in self._close_search(name)
+        ]
 
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -356,37 +360,12 @@ class Engine:
                     done[progress.request_id].append(progress.completion)
         return [sorted(done[name], key=lambda one: one.index) for name in names]
 
-    def _search_on(self, step: Step, logits: Tensor) -> list[Progress]:
-        """Gives searches their beams' logits, lets those go on that have all, and tells what the others found."""
-        index = 0
-        for work in step.work:
-            if work.num_rows and work.request.is_beam:
-                self._searches[_group(work.request)].offer(work.request, logits[index])
-            index += work.num_rows
-        for search in self._searches.values():
-            if search.is_due:
-                self._scheduler.branch(search.decide())
-        return [
-            Progress(name, one.index, one.text, one.tokens, (), one)
-            for name in [name for name, search in self._searches.items() if search.is_done]
-            for one in self._close_search(name)
-        ]
-
     def _close_search(self, name: str) -> list[Completion]:
-        """Ends a search; its answers, the best first, as far as there are any."""
-        search, first = self._searches.pop(name), self._groups.pop(name)[0]
-        answers = search.answers()
-        for beam in search.beams:
-            self._scheduler.finish(beam, FinishReason.ABORT)
-        self.metrics.num_generated_tokens += sum(len(one.tokens) for one in answers)
+        """Ends a search, and tells what it has found."""
+        found, (first, *_) = self._searches.close(name), self._groups.pop(name)
+        self.metrics.num_generated_tokens += sum(len(one.tokens) for one in found)
         self.metrics.count_finished(first)
-        return [
-            Completion(
-                f"{name}.{index}", index, self.tokenizer.decode(one.tokens), one.tokens, one.reason.value,
-                len(first.prompt), first.num_cached, score=one.score,
-            )
-            for index, one in enumerate(answers)
-        ]  # fmt: skip
+        return found
 
     def _matcher(self, constraint: Constraint | None) -> Matcher | None:
         """Follows one answer; the vocabulary is made ready for it when the first constraint comes."""
@@ -439,11 +418,6 @@ class Engine:
         self.metrics.num_computed_tokens += step.num_tokens
         self.metrics.num_preemptions += len(step.preempted)
         self.metrics.num_drafted_tokens += sum(work.num_drafts for work in step.work)
-
-
-def _group(request: Request) -> str:
-    """The name that all requests of a prompt share."""
-    return request.request_id.rpartition(".")[0]
 
 
 def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

@@ -7,25 +7,20 @@ that was preempted misses all it knows; the rule is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit.checks import check_count
 from labkit.drafting import DraftTree
 
 from .beam_search import Branch
+from .draft_room import NO_DRAFTS, DraftRoom, ProposeDrafts
 from .kv_manager import KVManager, Move, SlotMove
 from .request import FinishReason, Request, Status, blocks_for
 from .step import Step, Work
 from .waiting import WaitingQueue, rank
 
 PREEMPTIONS = ("recompute", "swap")
-
-ProposeDrafts = Callable[[Request, int, int], DraftTree]
-"""Called with a request that decodes, the most drafts that there is room for, and the longest path of use to it, both
-at least 1; keeps to them."""
-
-NO_DRAFTS = DraftTree((), ())
 
 
 @dataclass(frozen=True)
@@ -158,7 +153,7 @@ class Scheduler:
         work: dict[Request, Work] = {}
         preempted: list[Request] = []
         budget = self.config.token_budget
-        owed = None if propose is None else _Owed(self._running, self.memory.block_size)
+        draft_room = None if propose is None else DraftRoom(propose, self._running, self.memory)
         self._running.sort(key=rank)
         for request in sorted(self._running, key=lambda one: not one.is_decoding):
             if request.status is not Status.RUNNING:
@@ -178,10 +173,7 @@ class Scheduler:
                 if victim is request:
                     break
             if request.status is Status.RUNNING:
-                drafts = NO_DRAFTS
-                if propose is not None and owed is not None:
-                    owed.pay(request)
-                    drafts = self._drafts(request, budget - count, owed, propose)
+                drafts = NO_DRAFTS if draft_room is None else draft_room.drafts(request, budget - count)
                 work[request] = self._give(request, count, drafts, moves)
                 budget -= len(work[request].tokens)
         promised = self._promised_blocks() if len(self._waiting) else 0
@@ -282,15 +274,6 @@ class Scheduler:
             request, start, (*request.tokens[start:end], *drafts.tokens), num_drafts, tuple(slots),
             tuple(request.table.blocks), end == len(request.tokens), () if is_line else drafts.parents,
         )  # fmt: skip
-
-    def _drafts(self, request: Request, budget: int, owed: _Owed, propose: ProposeDrafts) -> DraftTree:
-        """Drafts for a request that decodes; never so many that others lack tokens or blocks for them."""
-        if request.is_beam or not request.is_decoding:
-            return NO_DRAFTS
-        room = min(budget - owed.tokens, self.memory.room(request, owed.blocks) - 1)
-        # A pass gives one token more than it verifies, so the last token needs no draft.
-        depth = request.max_length - len(request.tokens) - 1
-        return propose(request, room, depth) if min(room, depth) > 0 else NO_DRAFTS
 
     def _admit(self, request: Request, promised: int, moves: list[Move]) -> bool:
         """Makes the first of the waiting a running one if all that it knows fits, and leaves it waiting if not.
@@ -412,27 +395,3 @@ class Scheduler:
         else:
             beam.status = Status.WAITING
             self._waiting.push(beam)
-
-
-class _Owed:
-    """What those who are still to come in a step need at most, so that nobody's drafts take it from them.
-
-    Args:
-        running: all of them.
-        block_size: tokens in a block.
-    """
-
-    def __init__(self, running: Sequence[Request], block_size: int) -> None:
-        self._block_size = block_size
-        self.tokens = len(running)
-        self.blocks = sum(map(self._blocks_of, running))
-
-    def pay(self, request: Request) -> None:
-        """It is this one's turn."""
-        self.tokens -= 1
-        self.blocks -= self._blocks_of(request)
-
-    def _blocks_of(self, request: Request) -> int:
-        """For all that is known of it, and one for the copy of a block that others hold, too."""
-        known, held = len(request.tokens), request.table.length
-        return blocks_for(known, self._block_size) - blocks_for(held, self._block_size) + 1
