@@ -1,7 +1,8 @@
 """What the engine costs: its speed beside its peers on the bundled model, and its bookkeeping as shares of a step.
 
-Speed: the engine with 4-bit weights as the bundled file stores them and a head in 8 bits, the engine in float32,
-transformers in float32, and llama.cpp on the same file, in alternating rounds; what counts is the ratio within a round.
+Speed: the engine with 4-bit weights as the bundled file stores them and a head in 8 bits, the same with decode steps
+that torch has compiled, the engine in float32, transformers in float32, and llama.cpp on the same file, in alternating
+rounds; what counts is the ratio within a round.
 Bookkeeping: CPU time of scheduler and prefix cache in steps that really run, so that other work on the machine does not
 count as theirs.
 
@@ -29,13 +30,15 @@ from labkit.checkpoints import bundled_folder, bundled_gguf
 from labkit.machine import facts
 from labkit.probing import machine_bounds
 from solutions.engine import Engine, EngineConfig, SamplingParams
+from solutions.engine.compiled_step import compiler_fault
 from solutions.engine.kv_manager import KVManager
 from solutions.engine.request import Request
 from solutions.engine.scheduler import Scheduler, SchedulerConfig
 from solutions.engine.weights.packing import Packing
 
 VOCAB = 40_000
-PACKED, PLAIN, TRANSFORMERS, LLAMA_CPP = "engine, 4 bits", "engine, float32", "transformers", "llama.cpp"
+PACKED, COMPILED, PLAIN = "engine, 4 bits", "the same, compiled", "engine, float32"
+TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
 TARGETS = {"prefill": {TRANSFORMERS: 1.1, LLAMA_CPP: 1.5}, "decode": {TRANSFORMERS: 5.0, LLAMA_CPP: 1.0}}
 """How many times as fast as a peer the packed engine is to be."""
 
@@ -44,10 +47,11 @@ Now = Callable[[], float]
 """A clock, in seconds."""
 
 
-def make_engine(weights: str, prefix_cache: str = "none") -> Engine:
+def make_engine(weights: str, prefix_cache: str = "none", compile: bool = False) -> Engine:
     """The bundled model, with room for everything that is measured here."""
     limits = SchedulerConfig(max_running=256, token_budget=2048)
-    return Engine("smollm2", EngineConfig(limits, num_blocks=2048, prefix_cache=prefix_cache, weights=weights))
+    config = EngineConfig(limits, num_blocks=2048, prefix_cache=prefix_cache, weights=weights, compile=compile)
+    return Engine("smollm2", config)
 
 
 def run_engine(engine: Engine, prompt: list[int], steps: int, now: Now) -> Timing:
@@ -99,6 +103,11 @@ def measure_speed(rounds: int, prompt_tokens: int, steps: int, now: Now) -> None
         PLAIN: lambda prompt, steps: run_engine(plain, prompt, steps, now),
         TRANSFORMERS: lambda prompt, steps: run_transformers(peer, prompt, steps, now, rows=1),
     }
+    if fault := compiler_fault(torch.device("cpu")):
+        print(f"compiled steps: *not verified here*, {fault}")
+    else:
+        compiled = make_engine("stored", compile=True)
+        sides[COMPILED] = lambda prompt, steps: run_engine(compiled, prompt, steps, now)
     try:
         sides[LLAMA_CPP] = llama_cpp(now)
     except ImportError:
@@ -113,16 +122,17 @@ def measure_speed(rounds: int, prompt_tokens: int, steps: int, now: Now) -> None
     for name in sides:
         prefill = [prompt_tokens / one[name].prefill_seconds for one in found]
         decode = [1 / one[name].seconds_per_token for one in found]
-        print(f"  {name:16} prefill {spread(prefill)} tokens/s, decode {spread(decode)} tokens/s")
-    print("how many times as fast the packed engine is:")
-    for phase, time_of in (
-        ("prefill", lambda one: one.prefill_seconds), ("decode", lambda one: one.seconds_per_token)
-    ):  # fmt: skip
-        for name in list(sides)[1:]:
-            ratios = [time_of(one[name]) / time_of(one[PACKED]) for one in found]
-            wanted = TARGETS[phase].get(name)
-            verdict = "" if wanted is None else f"   wanted {wanted}: {_met(statistics.median(ratios) >= wanted)}"
-            print(f"  {phase:8} / {name:16} {spread(ratios)}{verdict}")
+        print(f"  {name:18} prefill {spread(prefill)} tokens/s, decode {spread(decode)} tokens/s")
+    for ours in (name for name in (PACKED, COMPILED) if name in sides):
+        print(f"how many times as fast the engine is, {ours}:")
+        for phase, time_of in (
+            ("prefill", lambda one: one.prefill_seconds), ("decode", lambda one: one.seconds_per_token)
+        ):  # fmt: skip
+            for name in (name for name in sides if name != ours):
+                ratios = [time_of(one[name]) / time_of(one[ours]) for one in found]
+                wanted = TARGETS[phase].get(name)
+                verdict = "" if wanted is None else f"   wanted {wanted}: {_met(statistics.median(ratios) >= wanted)}"
+                print(f"  {phase:8} / {name:18} {spread(ratios)}{verdict}")
     num_bytes = packed_bytes(packed)
     shares = [num_bytes / one[PACKED].seconds_per_token / machine_bounds("cpu", quick=True).read for one in found]
     print(f"a decode step reads {num_bytes / 1e6:.0f} MB of weights; share of the read bandwidth: {spread(shares)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from .kv_manager import MoveKind
 
@@ -12,11 +13,11 @@ from .kv_manager import MoveKind
 class BlockPlane:
     """Blocks of numbers, allocated once.
 
-    A block is moved in all `tensors` at once. Whoever computes takes one of them, and no part of the whole: inside of
-    a compiled step a write to a part is a change of the whole, which torch would then copy in every layer.
+    Each tensor has memory of its own. Were they views of one, torch.compile would take a write to one of them for a
+    change of all, and copy the whole pool in every layer of every step.
 
     Args:
-        count: tensors, each `[num_blocks, *shape]`.
+        count: tensors.
         num_blocks: blocks in each of them.
         num_host_blocks: blocks in host memory.
         shape: of a block.
@@ -28,21 +29,22 @@ class BlockPlane:
         self, count: int, num_blocks: int, num_host_blocks: int, shape: Sequence[int], dtype: torch.dtype,
         device: torch.device,
     ) -> None:  # fmt: skip
-        self._pool = torch.zeros((count, num_blocks, *shape), dtype=dtype, device=device)
+        self.tensors = tuple(torch.zeros((num_blocks, *shape), dtype=dtype, device=device) for _ in range(count))
         # A GPU copies from and to pinned memory by itself.
         pinned = device.type == "cuda"
-        self._host = torch.zeros((count, num_host_blocks, *shape), dtype=dtype, device="cpu", pin_memory=pinned)
-        self.tensors = self._pool.unbind()
+        self._host = tuple(
+            torch.zeros((num_host_blocks, *shape), dtype=dtype, device="cpu", pin_memory=pinned) for _ in range(count)
+        )
 
     @property
     def num_bytes(self) -> int:
         """Memory of the pool's blocks."""
-        return self._pool.numel() * self._pool.element_size()
+        return sum(one.numel() * one.element_size() for one in self.tensors)
 
     @property
     def num_bytes_per_block(self) -> int:
         """Memory of one of them in all tensors."""
-        return self.num_bytes // self._pool.shape[1]
+        return sum(one[0].numel() * one.element_size() for one in self.tensors)
 
     def move(self, kind: MoveKind, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Makes moves of one kind.
@@ -54,13 +56,19 @@ class BlockPlane:
         """
         if kind is MoveKind.COPY:
             for source, target in zip(sources, targets, strict=True):
-                self._pool[:, target] = self._pool[:, source]
+                for tensor in self.tensors:
+                    tensor[target] = tensor[source]
             return
-        origin, goal = (self._pool, self._host) if kind is MoveKind.OUT else (self._host, self._pool)
-        moved = origin[:, torch.tensor(sources, device=origin.device)].to(goal.device)
-        goal[:, torch.tensor(targets, device=goal.device)] = moved
+        origins, goals = (self.tensors, self._host) if kind is MoveKind.OUT else (self._host, self.tensors)
+        read = torch.tensor(sources, device=origins[0].device)
+        written = torch.tensor(targets, device=goals[0].device)
+        for origin, goal in zip(origins, goals, strict=True):
+            goal[written] = origin[read].to(goal.device)
 
     def move_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies single tokens, for blocks whose shape begins with those; all are read before one is written."""
-        slots = self._pool.flatten(1, 2)
-        slots[:, torch.tensor(targets, device=slots.device)] = slots[:, torch.tensor(sources, device=slots.device)]
+        device = self.tensors[0].device
+        read, written = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+        for tensor in self.tensors:
+            slots = tensor.flatten(0, 1)
+            slots[written] = slots[read]
