@@ -21,7 +21,8 @@ from torch import Tensor
 
 from labkit.checkpoints.errors import CheckpointError
 
-from .models.blocks import HeldWeights, Linear, Weights, dense
+from .models.blocks import HeldWeights, Weights
+from .models.dense import Linear, dense
 from .step import Work
 
 _LAYER = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj")

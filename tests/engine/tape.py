@@ -73,4 +73,4 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()

@@ -14,6 +14,7 @@ from labkit.config import ModelConfig
 from labkit.decoder import rope_frequencies
 
 from ..kv_pool import KVShape
+from .dense import Linear, dense
 from .packed_attention import PackedAttention
 from .parts import Part, rms_norm
 from .rotation import Rotation
@@ -21,10 +22,6 @@ from .windows import Windows, window_of
 
 Weights = Mapping[str, Tensor]
 """Tensors under their Hugging Face names."""
-
-Linear = Callable[[Tensor], Tensor]
-"""A projection `[tokens, in] -> [tokens, out]`: the seam for packed weights."""
-
 
 class HeldWeights(Mapping[str, Tensor], ABC):
     """Weights whose projections are not, or not only, made of their tensors; see `weights.store`."""
@@ -219,11 +216,6 @@ def _num_bytes_read(weights: Weights, config: ModelConfig) -> int:
     """All but the embedding, of which a token reads a row; unless it is the output projection as well."""
     skipped = None if config.tie_embeddings else "model.embed_tokens.weight"
     return sum(one.numel() * one.element_size() for name, one in weights.items() if name != skipped)
-
-
-def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """A projection with plain weights `[out, in]`."""
-    return lambda inputs: F.linear(inputs, weight, bias)
 
 
 def joined(weights: Weights, names: list[str]) -> Linear:

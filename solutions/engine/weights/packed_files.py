@@ -29,7 +29,8 @@ from labkit.paths import cache_dir
 from labkit.tokenizer import write_tokenizer
 from solutions.quantization.packed_linear import Int4Linear, Int8WeightLinear, StorableLinear
 
-from ..models.blocks import HeldWeights, Linear
+from ..models.blocks import HeldWeights
+from ..models.dense import Linear
 from .packing import Packing
 from .projection import PackedProjection
 

@@ -8,10 +8,11 @@ import torch
 
 from labkit.checks import check_count
 
-_AVX512, _OTHERS = 64, 16
-"""Where the packed and the dense product meet, as measured: on a CPU with AVX2, and on one with AVX-512 and units for
-bfloat16, near 16 tokens. With AVX-512 and a dense product in float32 the packed one is twice as fast at 64 still, and
-ahead at 128; prompts are left to the dense one all the same."""
+_MEET = {torch.bfloat16: 6, torch.float32: 16}
+"""Tokens from which on the dense product of a type is faster than the packed one, measured with one thread; in float32
+with AVX2, while with AVX-512 they meet near 28."""
+_MEET_ANEW = 64
+"""The same if dense numbers are made anew in every step."""
 _UNITS = ("avx512_bf16", "amx_bf16")
 
 
@@ -50,8 +51,7 @@ class Packing:
         """`most_tokens`, chosen if need be."""
         if self.most_tokens is not None:
             return self.most_tokens
-        is_float32 = self.dense_dtype == torch.float32
-        return _AVX512 if is_float32 and torch.backends.cpu.get_cpu_capability().startswith("AVX512") else _OTHERS
+        return _MEET[self.dense_dtype] if self.dense_copies else _MEET_ANEW
 
     @property
     def dense_dtype(self) -> torch.dtype:

@@ -23,7 +23,7 @@ from solutions.quantization.fp8 import dequantize_fp8, quantize_fp8
 from solutions.quantization.packed_linear import Int4Linear, Int8Linear, Int8WeightLinear, PackedLinear, pack_linear
 from solutions.quantization.quantized_model import GgufTensor, QuantizedLinear, Stored
 
-from ..models.blocks import Linear
+from ..models.dense import Linear, dense
 from .packing import Packing
 from .q4_k import split_q4_k
 
@@ -45,14 +45,16 @@ class PackedProjection:
         self._num_packed = packing.num_packed
         self._dtype = packing.dense_dtype
         is_kept = packing.dense_copies or not self._num_packed
-        self._dense = packed.dequantized().to(self._dtype) if is_kept else None
+        self._dense = dense(packed.dequantized().to(self._dtype)) if is_kept else None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`[tokens, in] -> [tokens, out]` float32."""
         if 0 < inputs.shape[0] <= self._num_packed:
             return self.packed(inputs)
-        dense = self.packed.dequantized().to(self._dtype) if self._dense is None else self._dense
-        return F.linear(inputs.to(self._dtype), dense).to(torch.float32)
+        inputs = inputs.to(self._dtype)
+        if self._dense is not None:
+            return self._dense(inputs).to(torch.float32)
+        return F.linear(inputs, self.packed.dequantized().to(self._dtype)).to(torch.float32)
 
 
 def projection(layers: Sequence[QuantizedLinear], packing: Packing) -> Linear:
@@ -103,8 +105,9 @@ def _dense(layers: Sequence[QuantizedLinear]) -> Linear:
     """What torch has no packed product for is dequantized once."""
     weight = torch.cat([layer.weight() for layer in layers])
     if layers[0].activations == "fp8":
-        return lambda inputs: F.linear(_in_fp8(inputs), weight)
-    return lambda inputs: F.linear(inputs, weight)
+        product = dense(weight)
+        return lambda inputs: product(_in_fp8(inputs))
+    return dense(weight)
 
 
 def _side_by_side(layers: Sequence[QuantizedLinear]) -> QuantizedLinear | None:

@@ -11,7 +11,8 @@ from labkit.checkpoint_audit import GGUF_TYPES
 from solutions.quantization.methods import round_channels
 from solutions.quantization.quantized_model import GgufTensor, QuantizedLinear, Stored
 
-from ..models.blocks import HeldWeights, Linear
+from ..models.blocks import HeldWeights
+from ..models.dense import Linear
 from .formats import Rounding
 from .packing import Packing
 from .projection import projection
