@@ -1,8 +1,8 @@
 """What the engine costs: its speed beside its peers on the bundled model, and its bookkeeping as shares of a step.
 
-Speed: the engine with 4-bit weights as the bundled file stores them and a head in 8 bits, the same with decode steps
-that torch has compiled, the engine in float32, transformers in float32, and llama.cpp on the same file, in alternating
-rounds; what counts is the ratio within a round.
+Speed, in `single_request`: the engine with 4-bit weights as the bundled file stores them and a head in 8 bits, the
+same with decode steps that torch has compiled, the engine in float32, transformers in float32, and llama.cpp on the
+same file, in alternating rounds; what counts is the ratio within a round.
 Bookkeeping: CPU time of scheduler and prefix cache in steps that really run, so that other work on the machine does not
 count as theirs.
 
@@ -12,24 +12,35 @@ Run: ``python -m benchmarks.engine_costs --help``.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import random
 import statistics
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.decode_beside_transformers import Timing, run_transformers, spread
-from labkit.checkpoints import bundled_folder, bundled_gguf
+from benchmarks.decode_beside_transformers import Timing
+from benchmarks.reporting import spread
+from benchmarks.single_request import (
+    COMPILED,
+    CONTENDERS,
+    LLAMA_CPP,
+    PACKED,
+    PLAIN,
+    TRANSFORMERS,
+    Contender,
+    make_engine,
+)
 from labkit.machine import facts
 from labkit.probing import machine_bounds
-from solutions.engine import Engine, EngineConfig, SamplingParams
+from solutions.engine import Engine, SamplingParams
 from solutions.engine.compiled_step import compiler_fault
 from solutions.engine.kv_manager import KVManager
 from solutions.engine.request import Request
@@ -37,86 +48,25 @@ from solutions.engine.scheduler import Scheduler, SchedulerConfig
 from solutions.engine.weights.packing import Packing
 
 VOCAB = 40_000
-PACKED, COMPILED, PLAIN = "engine, 4 bits", "the same, compiled", "engine, float32"
-TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
 TARGETS = {"prefill": {TRANSFORMERS: 1.1, LLAMA_CPP: 1.5}, "decode": {TRANSFORMERS: 5.0, LLAMA_CPP: 1.0}}
 """How many times as fast as a peer the packed engine is to be."""
 
-Run = Callable[[list[int], int], Timing]
-Now = Callable[[], float]
-"""A clock, in seconds."""
-
-
-def make_engine(weights: str, prefix_cache: str = "none", compile: bool = False) -> Engine:
-    """The bundled model, with room for everything that is measured here."""
-    limits = SchedulerConfig(max_running=256, token_budget=2048)
-    config = EngineConfig(limits, num_blocks=2048, prefix_cache=prefix_cache, weights=weights, compile=compile)
-    return Engine("smollm2", config)
-
-
-def run_engine(engine: Engine, prompt: list[int], steps: int, now: Now) -> Timing:
-    """One request alone: its first step reads the prompt, each other writes a token."""
-    engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=steps + 1, ignore_eos=True))
-    tokens, times = list[int](), [now()]
-    while engine.has_work:
-        (progress,) = engine.step()
-        tokens += progress.tokens
-        times.append(now())
-    return Timing(times[1] - times[0], (times[-1] - times[1]) / steps, tokens)
-
-
-def llama_cpp(now: Now) -> Run:
-    """llama.cpp's server in this process, without HTTP: what one token costs, and how much more many cost."""
-    import xllamacpp
-
-    options = xllamacpp.CommonParams()
-    options.model.path = str(bundled_gguf())
-    options.n_ctx, options.n_parallel, options.verbosity = 2048, 1, 0
-    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = torch.get_num_threads()
-    server = xllamacpp.Server(options)
-
-    def seconds(prompt: list[int], tokens: int) -> float:
-        start = now()
-        server.handle_completions({
-            "prompt": prompt, "n_predict": tokens, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True
-        })  # fmt: skip
-        return now() - start
-
-    def run(prompt: list[int], steps: int) -> Timing:
-        prefill = seconds(prompt, 1)
-        return Timing(prefill, (seconds(prompt, steps + 1) - prefill) / steps, [])
-
-    return run
-
-
-def measure_speed(rounds: int, prompt_tokens: int, steps: int, now: Now) -> None:
+def measure_speed(rounds: int, prompt_tokens: int, steps: int, cpu_time: bool) -> None:
     """Prefill and decode of one request, as ratios to every peer."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message=".*past_key_values", category=FutureWarning)
-    peer = transformers.AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32).eval()
-    packed, plain = make_engine("stored"), make_engine("fp32")
-    sides: dict[str, Run] = {
-        PACKED: lambda prompt, steps: run_engine(packed, prompt, steps, now),
-        PLAIN: lambda prompt, steps: run_engine(plain, prompt, steps, now),
-        TRANSFORMERS: lambda prompt, steps: run_transformers(peer, prompt, steps, now, rows=1),
-    }
-    if fault := compiler_fault(torch.device("cpu")):
-        print(f"compiled steps: *not verified here*, {fault}")
-    else:
-        compiled = make_engine("stored", compile=True)
-        sides[COMPILED] = lambda prompt, steps: run_engine(compiled, prompt, steps, now)
-    try:
-        sides[LLAMA_CPP] = llama_cpp(now)
-    except ImportError:
-        print("llama.cpp: *not verified here*, xllamacpp is not installed")
+    faults = {COMPILED: compiler_fault(torch.device("cpu"))}
+    if importlib.util.find_spec("xllamacpp") is None:
+        faults[LLAMA_CPP] = "xllamacpp is not installed"
+    for name, fault in faults.items():
+        if fault is not None:
+            print(f"{name}: *not verified here*, {fault}")
     choose, found = random.Random(0), list[dict[str, Timing]]()
-    with torch.inference_mode():
+    with ExitStack() as stack:
+        sides = {
+            name: stack.enter_context(Contender(name, cpu_time)) for name in CONTENDERS if faults.get(name) is None
+        }
         for number in range(rounds + 1):
             prompt = [choose.randrange(VOCAB) for _ in range(prompt_tokens)]
-            timings = {name: run(prompt, steps) for name, run in sides.items()}
+            timings = {name: side.run(prompt, steps) for name, side in sides.items()}
             found += [timings] if number else []  # the first warms up
     print(f"\none request, {prompt_tokens} prompt tokens, {steps} decode steps, {rounds} rounds; median (range)")
     for name in sides:
@@ -133,7 +83,7 @@ def measure_speed(rounds: int, prompt_tokens: int, steps: int, now: Now) -> None
                 wanted = TARGETS[phase].get(name)
                 verdict = "" if wanted is None else f"   wanted {wanted}: {_met(statistics.median(ratios) >= wanted)}"
                 print(f"  {phase:8} / {name:18} {spread(ratios)}{verdict}")
-    num_bytes = packed_bytes(packed)
+    num_bytes = packed_bytes(make_engine("stored"))
     shares = [num_bytes / one[PACKED].seconds_per_token / machine_bounds("cpu", quick=True).read for one in found]
     print(f"a decode step reads {num_bytes / 1e6:.0f} MB of weights; share of the read bandwidth: {spread(shares)}")
     agree = [_agreement(one[PACKED].tokens, one[PLAIN].tokens) for one in found]
@@ -278,9 +228,7 @@ PARTS = (
     Part("loading", lambda given: measure_loading(1 if given.quick else 5)),
     Part(
         "speed",
-        lambda given: measure_speed(
-            given.rounds, given.prompt_tokens, given.steps, time.process_time if given.cpu_time else time.perf_counter
-        ),
+        lambda given: measure_speed(given.rounds, given.prompt_tokens, given.steps, given.cpu_time),
     ),
 )
 

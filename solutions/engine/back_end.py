@@ -13,7 +13,7 @@ from .kv_memory import KVMemory
 from .kv_pool import KVPool
 from .model_runner import ModelRunner
 from .models.blocks import Decoder
-from .padded_decoding import PaddedDecoding, as_it_is
+from .padded_decoding import PaddedDecoding, as_it_is, as_wide_as_can_be, next_eight, power_above
 
 ATTENTIONS = ("torch", "triton")
 DEVICES = ("cpu", "cuda")
@@ -75,7 +75,11 @@ def make_runner(
         if compile and (fault := compiler_fault(model.device)):
             raise ValueError(f"compile can't be had here: {fault}; leave it off")
         wrap = compiled if compile else as_it_is
-        decoding = PaddedDecoding(model, pool, max_rows, max_context, recorder, features=features, compile=wrap)
+        # A recorded step is one for each size, a compiled one is for many.
+        width = power_above if isinstance(recorder, CudaGraphs) else next_eight
+        decoding = PaddedDecoding(
+            model, pool, max_rows, max_context, recorder, width=width, features=features, compile=wrap
+        )
         return ModelRunner(model, pool, features, decoding=decoding)
     # Imported here: only kernels need Triton.
     from .kernel_attention import KernelDecodeAttention, attention_of
@@ -86,7 +90,7 @@ def make_runner(
     if recorder is None:
         return ModelRunner(model, pool, features, attention_of, draw=draw_fused)
     decoding = PaddedDecoding(
-        model, pool, max_rows, max_context, recorder, KernelDecodeAttention, wide_tables=True, features=features
+        model, pool, max_rows, max_context, recorder, KernelDecodeAttention, as_wide_as_can_be, features
     )  # fmt: skip
     decoding.warm_up()
     return ModelRunner(model, pool, features, attention_of, decoding, draw_fused)

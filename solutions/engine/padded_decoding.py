@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -26,6 +27,25 @@ Model = Callable[[Tensor, Tensor, PackedAttention, Tensor, Record | None], Tenso
 """See `models.blocks.Decoder`."""
 
 
+Width = Callable[[int], int]
+"""Given how many blocks are needed, how many there are to be; cut to the most that a text can have."""
+
+
+def power_above(count: int) -> int:
+    """The smallest power of two that is no smaller."""
+    return 1 << (count - 1).bit_length()
+
+
+def next_eight(count: int) -> int:
+    """The smallest multiple of eight that is no smaller: little that is read in vain, where any size will do."""
+    return -(-count // 8) * 8
+
+
+def as_wide_as_can_be(count: int) -> int:
+    """For all the same."""
+    return sys.maxsize
+
+
 def as_it_is(step: Callable[[DecodeInputs], Tensor]) -> Callable[[DecodeInputs], Tensor]:
     """A step that is not compiled."""
     return step
@@ -34,8 +54,7 @@ def as_it_is(step: Callable[[DecodeInputs], Tensor]) -> Callable[[DecodeInputs],
 class PaddedDecoding:
     """Runs steps in which every request computes one token.
 
-    Rows come in powers of two. Block tables do as well, unless `attend` looks at no more of them than a row's length
-    asks for: then all are as wide as they can get, and there is one size less to tell apart.
+    Rows come in powers of two.
 
     Args:
         model: what computes; it must not look at the numbers that it computes with.
@@ -44,7 +63,8 @@ class PaddedDecoding:
         max_context: tokens of a text.
         recorder: how a step is kept.
         attend: makes the attention of a step.
-        wide_tables: see above.
+        width: of block tables for the longest of a step's. All as wide as can be is one size less to tell apart, for
+            an `attend` that looks at no more of a table than its row's length asks for.
         features: as in `ModelRunner`; with a scratch slot too.
         compile: what makes of the function that computes a step a faster one.
 
@@ -54,7 +74,7 @@ class PaddedDecoding:
 
     def __init__(
         self, model: Model, pool: KVPool, max_rows: int, max_context: int, recorder: Recorder,
-        attend: MakeAttention = DecodeAttention, wide_tables: bool = False, features: FeaturePool | None = None,
+        attend: MakeAttention = DecodeAttention, width: Width = power_above, features: FeaturePool | None = None,
         compile: Compile = as_it_is,
     ) -> None:  # fmt: skip
         if pool.scratch_slot is None:
@@ -63,7 +83,7 @@ class PaddedDecoding:
         self._pool = pool
         self._scratch_slot = pool.scratch_slot
         self._max_width = min(blocks_for(max_context, pool.block_size), pool.num_blocks)
-        self._wide_tables = wide_tables
+        self._width = width
         self._recorder = recorder
         self._attend = attend
         self._features = features
@@ -102,10 +122,8 @@ class PaddedDecoding:
         return logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
 
     def _bucket(self, step: Step) -> Bucket:
-        width = self._max_width
-        if not self._wide_tables:
-            width = min(width, _power_above(max(len(one.blocks) for one in step.work)))
-        return Bucket(_power_above(len(step.work)), width)
+        width = self._width(max(len(one.blocks) for one in step.work))
+        return Bucket(power_above(len(step.work)), min(width, self._max_width))
 
     def _prepared(self, bucket: Bucket) -> tuple[DecodeInputs, Compute]:
         if bucket not in self._recorded:
@@ -117,8 +135,3 @@ class PaddedDecoding:
         attend = self._attend(self._pool, inputs)
         record = None if self._features is None else partial(self._features.write, inputs.slots)
         return self._model(inputs.tokens, inputs.positions, attend, inputs.every_row, record)
-
-
-def _power_above(count: int) -> int:
-    """The smallest power of two that is no smaller."""
-    return 1 << (count - 1).bit_length()

@@ -93,3 +93,13 @@ def test_what_cannot_be_compiled_is_refused(
     assert make_runner(model, pool, 4, 16)._decoding is None
     monkeypatch.setenv("CXX", "true")
     assert make_runner(model, pool, 4, 16, compile=True)._decoding is not None
+
+
+def test_little_is_read_in_vain(get_family: GetFamily, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """A program is for tables of any width, so a table need not be as wide as the next power of two."""
+    monkeypatch.setenv("CXX", "true")
+    model = get_family(WINDOWED).model
+    runner = make_runner(model, KVPool(model.kv_shape, 64, BLOCK_SIZE, scratch=True), 4, 21 * BLOCK_SIZE, compile=True)
+    assert runner._decoding is not None
+    widths = [runner._decoding._bucket(decode_step([blocks * BLOCK_SIZE - 1], 50)).width for blocks in (1, 8, 9, 21)]
+    assert widths == [8, 8, 16, 21]

@@ -26,7 +26,7 @@ from solutions.engine.kv_manager import KVManager
 from solutions.engine.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.loading import load_decoder
-from solutions.engine.padded_decoding import PaddedDecoding
+from solutions.engine.padded_decoding import PaddedDecoding, as_wide_as_can_be
 from solutions.engine.request import Request
 from solutions.engine.sampler import Row, draw_filtered, sample
 from solutions.engine.sampling_params import SamplingParams
@@ -198,7 +198,7 @@ def test_padded_steps_on_kernels(get_family: GetFamily, interpreted: None) -> No
     memory, true_memory = Memory(model), Memory(exact)
     on_kernels = model.with_rows(KernelRows(model.dtype, model.device))
     decoding = PaddedDecoding(
-        on_kernels, memory.pool, 4, 48, Again(), attend=KernelDecodeAttention, wide_tables=True
+        on_kernels, memory.pool, 4, 48, Again(), attend=KernelDecodeAttention, width=as_wide_as_can_be
     )  # fmt: skip
     runner = ModelRunner(model, memory.pool, decoding=decoding)
     for seed, lengths in enumerate(([9, 2, 30], [5])):
