@@ -36,6 +36,8 @@ from solutions.engine.load import Arrival, random_load
 RESULTS = Path(__file__).parent / "results" / "serving.md"
 WANTED = {8: 1.5, 32: 2.5}
 """Output tokens per second at so many at once, in those of llama.cpp's server."""
+REST = 1.0
+"""Seconds before a side's turn, in which the threads of the one before come to rest."""
 SLOTS = 32
 """Requests that llama.cpp's server runs at once."""
 PROMPT_SHARE = 2
@@ -124,6 +126,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _shown(self, what: str, count: int) -> Iterator[Callable[[], object]]:
+        time.sleep(REST)
         start, task = time.monotonic(), self._progress.add_task(what, total=count)
         yield lambda: self._progress.advance(task)
         self._progress.remove_task(task)
@@ -205,12 +208,13 @@ async def open_(bench: Bench, plan: Plan, speed: float) -> list[str]:
     ]
 
 
-async def run(plan: Plan, threads: int, note: str) -> list[str]:
+async def run(plan: Plan, threads: int, compile: bool, note: str) -> list[str]:
     """Starts all sides, measures, and ends them.
 
     Args:
         plan: how much.
         threads: of each side.
+        compile: whether the engine's decode steps are compiled.
         note: what readers of the results should know besides.
 
     Returns:
@@ -227,7 +231,8 @@ async def run(plan: Plan, threads: int, note: str) -> list[str]:
         + ".",
         "The engine and llama.cpp hold the bundled model's Q4_1 codes (the engine's head in 8 bits), transformers the "
         "same numbers in float32. The two servers are asked over HTTP by one client; transformers runs in the client's "
-        f"process and is spared that. Medians over {plan.repeats} alternating repeats, (range).",
+        f"process and is spared that. The engine's decode steps are {'' if compile else 'not '}compiled. Medians over "
+        f"{plan.repeats} alternating repeats, (range).",
         "",
         *(f"- {line}" for line in absent),
         "- transformers' own server: *not verified here*, it needs `accelerate`, which the workbook does not install",
@@ -237,11 +242,13 @@ async def run(plan: Plan, threads: int, note: str) -> list[str]:
     ]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as client:
+    # A request has a connection of its own: llama.cpp's server closes those that it has answered now and then.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(timeout=None, limits=limits) as client:
         with contextlib.ExitStack() as stack:
             progress = stack.enter_context(Progress(*columns, console=console, refresh_per_second=2))
             starting = progress.add_task("starting all sides", total=None)
-            sides: list[Contender] = [stack.enter_context(engine_server(client, threads))]
+            sides: list[Contender] = [stack.enter_context(engine_server(client, threads, compile))]
             if not absent:
                 sides.append(stack.enter_context(llama_cpp_server(client, threads, SLOTS, plan.context)))
             sides.append(stack.enter_context(continuous_batching(threads)))
@@ -257,6 +264,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=facts().logical_cores, help="of each side (default: all cores)")
     for name, value in vars(Plan()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=f"default {value}; see `Plan`")
+    parser.add_argument("--compile", action="store_true", help="let torch compile the engine's decode steps")
     parser.add_argument("--note", default="", help="a sentence for the results, such as what else ran")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(RESULTS.parents[2])}")
     arguments = parser.parse_args()
@@ -268,7 +276,7 @@ def main() -> int:
     given = {name: getattr(arguments, name) for name in vars(Plan()) if getattr(arguments, name) is not None}
     plan = Plan(**{**(QUICK if arguments.quick else {}), **given})
     try:
-        lines = asyncio.run(run(plan, arguments.threads, arguments.note))
+        lines = asyncio.run(run(plan, arguments.threads, arguments.compile, arguments.note))
     except (RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -109,10 +109,17 @@ def missing() -> list[str]:
 
 
 @contextmanager
-def engine_server(client: httpx.AsyncClient, threads: int) -> Iterator[Server]:
-    """The engine's server on the codes of the bundled GGUF file, until the context ends."""
+def engine_server(client: httpx.AsyncClient, threads: int, compile: bool = False) -> Iterator[Server]:
+    """The engine's server on the codes of the bundled GGUF file, until the context ends.
+
+    Args:
+        client: to ask it with.
+        threads: to compute with.
+        compile: whether torch compiles its decode steps.
+    """
     port = _free_port()
     command = ["solutions.engine", "serve", "--weights", "stored", "--port", str(port), "--blocks", str(NUM_BLOCKS)]
+    command += ["--compile"] if compile else []
     with _process(command, port, threads):
         yield Server("the engine", f"http://127.0.0.1:{port}", client)
 
