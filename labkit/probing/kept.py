@@ -1,4 +1,8 @@
-"""Bounds are measured once for each machine and kept in the cache folder."""
+"""Bounds are measured once for each machine and kept in the cache folder.
+
+What a busy machine could do besides is no bound of it. It serves for as long as the machine is busy, and then is
+measured anew.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,9 @@ from labkit.machine import facts
 from labkit.paths import cache_dir
 from labkit.probing import measuring
 from labkit.probing.bounds import MachineBounds
+
+_MOST_LOAD = 0.75
+"""Processes that want a core, for each core: with more, a machine is busy."""
 
 
 def machine_bounds(
@@ -41,17 +49,19 @@ def machine_bounds(
     measuring.check_device(device)
     found = None if again else kept_bounds(device)
     if found is None or (found.quick and not quick):
+        name = _identity(device, is_busy=_is_busy())
         found = measuring.measure(device, quick=quick, tell=tell)
-        _keep(_identity(device), found)
+        _keep(name, found)
     return found
 
 
 def kept_bounds(device: str) -> MachineBounds | None:
     """What is kept of this machine, without measuring; None if nothing is, or it can't be read."""
-    try:
-        return MachineBounds.from_json(_read()[_identity(device)])
-    except (KeyError, ValueError):
-        return None
+    kept = _read()
+    for is_busy in (False, True) if _is_busy() else (False,):
+        with suppress(KeyError, ValueError):
+            return MachineBounds.from_json(kept[_identity(device, is_busy)])
+    return None
 
 
 def kept_path() -> Path:
@@ -59,11 +69,17 @@ def kept_path() -> Path:
     return cache_dir() / "machine_bounds.json"
 
 
-def _identity(device: str) -> str:
+def _is_busy() -> bool:
+    """Whether others compute here; where the system doesn't tell, nobody does."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > _MOST_LOAD * (os.cpu_count() or 1)
+
+
+def _identity(device: str, is_busy: bool) -> str:
     """Names the machine, the software and the number of threads that a result holds for."""
     this = dataclasses.asdict(facts())
     threads = torch.get_num_threads() if device == "cpu" else 0
-    return json.dumps({"node": platform.node(), "device": device, "threads": threads, **this}, sort_keys=True)
+    name = {"node": platform.node(), "device": device, "threads": threads, **this}
+    return json.dumps(name | ({"busy": True} if is_busy else {}), sort_keys=True)
 
 
 def _read() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from labkit.checkpoints.errors import CheckpointError
 from labkit.tokenizer import Message
 
 from . import PARTS
+from .async_engine import made_apart
 from .bandwidth import decode_speed, where
 from .beam_search import BeamSearchParams
 from .engine import Engine, EngineConfig
@@ -241,7 +242,8 @@ def _engine(
     )
     try:
         with _console.status(f"loading {model} …"):
-            engine = Engine(model, config)
+            # `serve` steps it in another thread.
+            engine = made_apart(lambda: Engine(model, config))
     except (CheckpointError, ValueError) as error:
         _refuse(error)
     # Now all is imported that these settings need.

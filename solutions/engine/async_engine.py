@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from .engine import Engine, Progress, Prompt
@@ -14,6 +14,17 @@ from .grammar import Constraint
 from .sampling_params import SamplingParams
 
 T = TypeVar("T")
+
+
+def made_apart(make: Callable[[], T]) -> T:
+    """What a function makes, in a thread that ends with it: the way to load what an `AsyncEngine` steps.
+
+    torch has threads of its own for every thread that has computed. Those of a thread that only loads would idle on;
+    and as soon as there are more of all than cores, OpenMP's threads sleep between two operations in place of spinning,
+    and a step takes twice as long.
+    """
+    with ThreadPoolExecutor(1) as passing:
+        return passing.submit(make).result()
 
 
 class EngineFailed(RuntimeError):
@@ -27,7 +38,7 @@ class AsyncEngine:
     what a step brings goes to the queue of the request's stream.
 
     Args:
-        engine: not to be used from elsewhere afterwards.
+        engine: not to be used from elsewhere afterwards; best come from `made_apart`.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -17,6 +17,8 @@ from labkit.notebook.roofline import draw_roofline
 from labkit.probing import MachineBounds, Spread, kept, kept_bounds, machine_bounds
 from labkit.probing.table import print_bounds
 
+is_busy = kept._is_busy
+
 
 @pytest.fixture
 def measured(bounds: MachineBounds, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -29,6 +31,7 @@ def measured(bounds: MachineBounds, monkeypatch: pytest.MonkeyPatch) -> list[boo
         return dataclasses.replace(bounds, device=device, quick=quick, bandwidth={"read": read})
 
     monkeypatch.setattr(kept.measuring, "measure", measure)
+    monkeypatch.setattr(kept, "_is_busy", lambda: False)
     return asked
 
 
@@ -70,6 +73,21 @@ def test_a_hurried_result_never_stands_for_one_at_leisure(cache: Path, measured:
     assert machine_bounds("cpu").read == 2
     assert machine_bounds("cpu", quick=True).read == 2, "the better one is at hand"
     assert measured == [True, False]
+
+
+def test_what_a_busy_machine_could_do_besides_is_no_bound(
+    cache: Path, measured: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept.os, "getloadavg", lambda: (load, 9.0, 9.0))
+    monkeypatch.setattr(kept.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(kept, "_is_busy", is_busy)
+    load = 3.1
+    assert [machine_bounds("cpu").read, machine_bounds("cpu").read] == [1, 1], "good enough while it is busy"
+    load = 2.9
+    assert kept_bounds("cpu") is None
+    assert [machine_bounds("cpu").read, machine_bounds("cpu").read] == [2, 2]
+    load = 3.1
+    assert machine_bounds("cpu").read == 2, "the better one is at hand"
 
 
 def test_another_machine_or_number_of_threads_is_measured_on_its_own(
