@@ -39,7 +39,9 @@ Attend = Annotated[str | None, typer.Option("--attention", help="torch or triton
 Graphs = Annotated[
     bool | None, typer.Option("--cuda-graphs/--no-cuda-graphs", help="replay decode steps; on a GPU where possible")
 ]
-Compile = Annotated[bool, typer.Option("--compile", help="let torch compile decode steps")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="let torch compile decode steps; the first ones wait a minute or two")
+]
 Blocks = Annotated[int, typer.Option("--blocks", min=1, help="blocks of 16 tokens in the KV pool")]
 
 

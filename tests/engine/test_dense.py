@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
 
 from grader.judge.numerics import check_close
-from solutions.engine.models.dense import LaidOutProduct, dense, has_layout
+from solutions.engine.models.dense import LaidOutProduct, dense, has_layout, padded_tokens
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NO_LAYOUT = pytest.mark.skipif(not has_layout(torch.zeros(1)), reason="no layout of its own on this CPU")
@@ -22,6 +23,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
 INPUTS = {
     "one token": lambda dtype: numbers(1, 40, dtype=dtype),
     "many": lambda dtype: numbers(70, 40, dtype=dtype),
+    "more than one product takes": lambda dtype: numbers(1100, 40, dtype=dtype),
     "none": lambda dtype: numbers(0, 40, dtype=dtype),
     "turned": lambda dtype: numbers(40, 5, dtype=dtype).T,
     "part of something": lambda dtype: numbers(5, 90, dtype=dtype)[:, 3:43],
@@ -40,6 +42,27 @@ def test_it_is_the_product(name: str, dtype: torch.dtype, has_bias: bool) -> Non
     assert got.dtype == dtype and got.shape == reference.shape
     scale = float((inputs.double().abs() @ weight.double().abs().T).max()) if len(inputs) else 1.0
     check_close("outputs", got, reference, scale=scale, dtype=dtype)
+
+
+def test_kernels_are_few_and_little_is_computed_in_vain() -> None:
+    counts = range(1, 513)
+    assert len({padded_tokens(count) for count in counts}) == 25
+    assert all(count <= padded_tokens(count) <= max(8, 1.8 * count) for count in counts)
+    assert sum(map(padded_tokens, counts)) < 1.12 * sum(counts)
+    assert [padded_tokens(count) for count in (0, 1, 8, 9, 64, 65, 256, 257)] == [0, 1, 8, 16, 64, 96, 256, 320]
+
+
+@NO_LAYOUT
+def test_numbers_of_tokens_that_were_never_seen_take_no_memory() -> None:
+    product = LaidOutProduct(numbers(1024, 512))
+    inputs = numbers(512, 512, seed=3)
+    with torch.inference_mode():
+        for count in range(8, 513, 8):
+            product(inputs[:count])
+        before = psutil.Process().memory_info().rss
+        for count in range(1, 512):
+            product(inputs[:count])
+    assert psutil.Process().memory_info().rss - before < 40 * 2**20
 
 
 @NO_LAYOUT

@@ -25,6 +25,18 @@ _UNITS = {torch.float32: ("avx2",), torch.bfloat16: ("avx512_bf16", "amx_bf16")}
 """What a CPU must have for a type to be worth it, any of them."""
 _TOKENS = 32
 """For so many the layout is chosen; others read the same one."""
+_MOST_TOKENS = 512
+"""In one product; beyond, reading the weights once more costs little."""
+
+
+def padded_tokens(count: int) -> int:
+    """How many tokens are multiplied in place of so many, at most 512.
+
+    oneDNN writes a kernel for each number of tokens, which takes about a megabyte, and keeps a thousand of them. So the
+    numbers of tokens are few; a tenth is computed in vain on average.
+    """
+    step = 1 if count <= 8 else 8 if count <= 64 else 32 if count <= 256 else 64
+    return -(-count // step) * step
 
 
 class LaidOutProduct:
@@ -50,7 +62,11 @@ class LaidOutProduct:
 
     def product(self, inputs: Tensor) -> Tensor:
         """As a call, outside of what is compiled."""
-        return torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self._bias, "none", [], "")
+        count = inputs.shape[0]
+        if count > _MOST_TOKENS:
+            return torch.cat([self.product(part) for part in inputs.split(_MOST_TOKENS)])
+        padded = F.pad(inputs, (0, 0, 0, padded_tokens(count) - count))
+        return torch.ops.mkldnn._linear_pointwise(padded, self._weight, self._bias, "none", [], "")[:count]
 
 
 _NUMBERS = count()
