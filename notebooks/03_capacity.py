@@ -44,6 +44,7 @@ from labkit.notebook.animation import animate
 from labkit.notebook.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, QUIET, RED
 from labkit.notebook.pictures import Cell, draw_memory
 from labkit.notebook.style import panels, use_style
+from labkit.probing import machine_bounds
 from solutions.engine import Engine, EngineConfig
 from solutions.engine.scheduler import SchedulerConfig
 from solutions.engine.step import Step
@@ -65,6 +66,7 @@ from solutions.simulate.timeline import moments, timeline
 from solutions.simulate.workload import Stream
 
 use_style()
+print(machine_bounds(quick=True).line())
 ROLES = {Role.HEALTHY: GREEN, Role.FAILURE: RED, Role.REMEDY: BLUE}
 
 # %% tags=["parameters"]

@@ -48,6 +48,7 @@ from labkit.early_exit import early_exit
 from labkit.notebook import check_answer
 from labkit.notebook.palette import BLUE, GREEN, ORANGE, PURPLE, QUIET, RED
 from labkit.notebook.style import panels, use_style
+from labkit.probing import machine_bounds
 from labkit.probing.timing import Effort, clock_of, time_of
 from labkit.sampling_params import SamplingParams
 from labkit.texts import documents
@@ -64,6 +65,7 @@ from solutions.speculative.model_drafter import ModelDrafter
 from solutions.speculative.speedup import expected_tokens, speedup
 
 use_style()
+print(machine_bounds(quick=True).line())
 
 # %% tags=["parameters"]
 TARGET = "smollm2"  # a hub id or a folder in its place

@@ -45,8 +45,10 @@ from labkit.instruments.recorder import Access, Recorder  # noqa: E402
 from labkit.notebook import check, open_lab, progress  # noqa: E402
 from labkit.notebook.palette import BLUE, FAINT, GREEN, ORANGE, QUIET, RED, owner_colour  # noqa: E402
 from labkit.notebook.style import bare, panels, use_style  # noqa: E402
+from labkit.probing import machine_bounds  # noqa: E402
 
 use_style()
+print(machine_bounds(quick=True).line())
 lab = open_lab("06")
 lab
 

@@ -51,12 +51,14 @@ from labkit.notebook.palette import BLUE, GREEN, ORANGE, QUIET, RED, owner_colou
 from labkit.notebook.pictures import Cell, draw_mask, draw_memory, draw_steps, draw_timeline
 from labkit.notebook.style import bare, panels, use_style
 from labkit.paths import repo_root
+from labkit.probing import machine_bounds
 from labkit.protocols import CachedModel
 from labkit.sampling_params import SamplingParams
 from labkit.specs import Checkpoint, Recomputed, VocabularyBytes
 from labkit.step_plan import StepPlan
 
 use_style()
+print(machine_bounds(quick=True).line())
 # Processor time, so that whatever else the machine does leaves the curves alone.
 clock = time.process_time
 decoder = Checkpoint("smollm2").build()

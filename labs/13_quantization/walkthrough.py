@@ -55,11 +55,13 @@ from labkit.linear_inputs import LayerWalk, block_linears
 from labkit.notebook import check, open_lab, progress
 from labkit.notebook.palette import BLUE, GREEN, ORANGE, PURPLE, QUIET, RED, TEAL, owner_colour
 from labkit.notebook.style import bare, panels, use_style
+from labkit.probing import machine_bounds
 from labkit.quantized import QuantizedTensor
 from labkit.specs import Checkpoint
 from labkit.texts import documents
 
 use_style()
+print(machine_bounds(quick=True).line())
 # Processor time, so that whatever else the machine does leaves the curves alone.
 clock = time.process_time
 decoder = Checkpoint("smollm2").build()

@@ -53,6 +53,7 @@ from labkit.notebook import check, open_lab, progress
 from labkit.notebook.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, QUIET, RED, TEAL, owner_colour
 from labkit.notebook.pictures import draw_mask
 from labkit.notebook.style import bare, panels, use_style
+from labkit.probing import machine_bounds
 from labkit.protocols import CachedModel
 from labkit.sampling_params import SamplingParams
 from labkit.specs import Checkpoint
@@ -61,6 +62,7 @@ from labkit.transformers_model import TransformersModel, build_transformers_mode
 from labkit.workloads import WORKLOADS, prompts
 
 use_style()
+print(machine_bounds(quick=True).line())
 # transformers' progress bars look for widgets, which nobody needs here.
 warnings.filterwarnings("ignore", message="IProgress not found")
 # Processor time, so that whatever else the machine does leaves the curves alone.
