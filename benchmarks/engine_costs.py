@@ -51,6 +51,7 @@ VOCAB = 40_000
 TARGETS = {"prefill": {TRANSFORMERS: 1.1, LLAMA_CPP: 1.5}, "decode": {TRANSFORMERS: 5.0, LLAMA_CPP: 1.0}}
 """How many times as fast as a peer the packed engine is to be."""
 
+
 def measure_speed(rounds: int, prompt_tokens: int, steps: int, cpu_time: bool) -> None:
     """Prefill and decode of one request, as ratios to every peer."""
     faults = {COMPILED: compiler_fault(torch.device("cpu"))}
