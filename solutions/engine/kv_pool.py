@@ -57,7 +57,6 @@ class KVPool:
         self._format = kv_format or PlainKV(dtype, dtype)
         # Tokens before heads: a token is written in one piece, a block is one range. What a format stores of a number,
         # such as its code and its scale, lies in planes of one arrangement.
-        self._num_parts = kv_shape.num_parts
         self._planes = [
             BlockPlane(
                 kv_shape.num_layers * kv_shape.num_parts, num_blocks + scratch, num_host_blocks,
@@ -65,6 +64,9 @@ class KVPool:
             )
             for width, kind in self._format.widths(kv_shape.head_dim)
         ]  # fmt: skip
+        # For each layer, for each of its parts: memory in every plane, `[blocks, block_size, heads, width]`.
+        parts = list(zip(*(plane.tensors for plane in self._planes), strict=True))
+        self._layers = [parts[at : at + kv_shape.num_parts] for at in range(0, len(parts), kv_shape.num_parts)]
 
     @property
     def num_bytes(self) -> int:
@@ -84,7 +86,7 @@ class KVPool:
             slots: int64 `[tokens]`.
             parts: as many as `KVShape.num_parts`, each `[tokens, heads, head_dim]`; keys come before values.
         """
-        for memories, part in zip(self._of_layer(layer), parts, strict=True):
+        for memories, part in zip(self._layers[layer], parts, strict=True):
             for memory, stored in zip(memories, self._format.encode(part), strict=True):
                 memory.flatten(0, 1).index_copy_(0, slots, stored)
 
@@ -100,7 +102,7 @@ class KVPool:
         """
         return tuple(
             self._format.decode(*(_take(memory, blocks).flatten(-4, -3) for memory in memories))
-            for memories in self._of_layer(layer)
+            for memories in self._layers[layer]
         )
 
     def parts(self, layer: int) -> tuple[Tensor, ...] | None:
@@ -110,7 +112,7 @@ class KVPool:
             For each part `[blocks, block_size, heads, head_dim]`; None if what is stored has to be decoded first.
         """
         is_plain = isinstance(self._format, PlainKV) and self._format.stored == self._format.computed
-        return tuple(memory for (memory,) in self._of_layer(layer)) if is_plain else None
+        return tuple(memory for (memory,) in self._layers[layer]) if is_plain else None
 
     def move(self, moves: Sequence[Move], open_blocks: Collection[int] = ()) -> None:
         """Makes the moves of a step, in order; all blocks are alike here, open or full."""
@@ -123,13 +125,6 @@ class KVPool:
         """Copies single tokens; all are read before one is written."""
         for plane in self._planes:
             plane.move_slots([move.source for move in moves], [move.target for move in moves])
-
-    def _of_layer(self, layer: int) -> list[tuple[Tensor, ...]]:
-        """For each part of a layer its memory in every plane, `[blocks, block_size, heads, width]`."""
-        start = layer * self._num_parts
-        return [
-            tuple(plane.tensors[index] for plane in self._planes) for index in range(start, start + self._num_parts)
-        ]
 
 
 def _take(memory: Tensor, blocks: Tensor | slice) -> Tensor:
