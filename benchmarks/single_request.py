@@ -17,15 +17,13 @@ from typing import Self
 import torch
 
 from benchmarks.decode_beside_transformers import Timing, run_transformers
+from benchmarks.turns import rest
 from labkit.checkpoints import bundled_folder, bundled_gguf
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.scheduler import SchedulerConfig
 
 PACKED, COMPILED, PLAIN = "engine, 4 bits", "the same, compiled", "engine, float32"
 TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
-
-_REST = 1.0
-"""Seconds. Right behind transformers, which had given its answer, the engine took a fourth more for a token."""
 
 Now = Callable[[], float]
 """A clock, in seconds."""
@@ -119,7 +117,7 @@ class Contender:
 
     def run(self, prompt: list[int], steps: int) -> Timing:
         """Gives it a request once the last one's threads are at rest, and waits."""
-        time.sleep(_REST)
+        rest()
         self._connection.send((prompt, steps))
         timing: Timing = self._connection.recv()
         return timing
