@@ -180,7 +180,7 @@ def chat_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer) -> di
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         data = tokenizer.token_bytes(token, special=True)
-        return {"token": data.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(data)}
+        return {"token": _shown(data), "logprob": logprob, "bytes": list(data)}
 
     return {
         "content": [
@@ -192,15 +192,13 @@ def chat_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer) -> di
 
 def text_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer, offset: int) -> dict[str, Any]:
     """Log-probabilities as the completions API tells them, for a piece of text that begins at `offset`."""
-    texts = [tokenizer.token_bytes(one.token, special=True).decode("utf-8", errors="replace") for one in reports]
+
+    def text(token: int) -> str:
+        return _shown(tokenizer.token_bytes(token, special=True))
+
+    texts = [text(one.token) for one in reports]
     offsets = [offset + sum(map(len, texts[:place])) for place in range(len(texts))]
-    tops = [
-        {
-            tokenizer.token_bytes(token, special=True).decode("utf-8", errors="replace"): value
-            for token, value in one.top
-        }
-        for one in reports
-    ]
+    tops = [{text(token): logprob for token, logprob in one.top} for one in reports]
     return {
         "tokens": texts,
         "token_logprobs": [one.logprob for one in reports],
@@ -209,9 +207,14 @@ def text_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer, offse
     }
 
 
-def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def _shown(data: bytes) -> str:
+    """A token's bytes as text; of a character that is cut in two U+FFFD is left."""
+    return data.decode("utf-8", errors="replace")
+
+
+def error_body(message: str, kind: str, param: str | None = None) -> dict[str, Any]:
     """An error as clients of the API expect it."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 def server_sent(data: dict[str, Any] | str) -> str:
