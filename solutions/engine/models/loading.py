@@ -32,6 +32,7 @@ Entries = Mapping[str, Any]
 """The content of a `config.json`."""
 
 Build = Callable[[Weights, torch.dtype], Decoder]
+"""Makes a model of its weights, to compute in a type."""
 
 _MISTRAL_DEFAULTS = {"sliding_window": 4096}
 _QWEN_DEFAULTS = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}
