@@ -268,8 +268,6 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(RESULTS.parents[2])}")
     arguments = parser.parse_args()
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     # Ended from outside, it still ends the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given = {name: getattr(arguments, name) for name in vars(Plan()) if getattr(arguments, name) is not None}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -16,9 +15,9 @@ from typing import Self
 
 import torch
 
-from benchmarks.decode_beside_transformers import Timing, run_transformers
+from benchmarks.decode_beside_transformers import Timing, load_transformers, run_transformers
 from benchmarks.turns import rest
-from labkit.checkpoints import bundled_folder, bundled_gguf
+from labkit.checkpoints import bundled_gguf
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.scheduler import SchedulerConfig
 
@@ -58,12 +57,7 @@ def _engine(weights: str, compile: bool = False) -> Callable[[Now], Run]:
 
 
 def _transformers(now: Now) -> Run:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message=".*past_key_values", category=FutureWarning)
-    peer = transformers.AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32).eval()
+    peer = load_transformers()
     return lambda prompt, steps: run_transformers(peer, prompt, steps, now, rows=1)
 
 

@@ -201,7 +201,7 @@ def _yarn(rope: Entries) -> Yarn:
 
 
 def _core(entries: Entries, **replaced: Any) -> ModelConfig:
-    """What all families have, and Llama has alone; features that nobody here follows are refused."""
+    """What all families have, and all that Llama has; features that nobody here follows are refused."""
     return ModelConfig.from_huggingface({**entries, "model_type": "llama", "use_sliding_window": False, **replaced})
 
 
