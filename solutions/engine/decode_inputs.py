@@ -11,7 +11,7 @@ from torch import Tensor
 from .step import Work
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Bucket:
     """The size that steps are padded to.
 
