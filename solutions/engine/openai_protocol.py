@@ -180,7 +180,7 @@ def chat_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer) -> di
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         data = tokenizer.token_bytes(token, special=True)
-        return {"token": _shown(data), "logprob": logprob, "bytes": list(data)}
+        return {"token": data.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(data)}
 
     return {
         "content": [
@@ -192,24 +192,21 @@ def chat_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer) -> di
 
 def text_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer, offset: int) -> dict[str, Any]:
     """Log-probabilities as the completions API tells them, for a piece of text that begins at `offset`."""
-
-    def text(token: int) -> str:
-        return _shown(tokenizer.token_bytes(token, special=True))
-
-    texts = [text(one.token) for one in reports]
+    texts = [tokenizer.token_bytes(one.token, special=True).decode("utf-8", errors="replace") for one in reports]
     offsets = [offset + sum(map(len, texts[:place])) for place in range(len(texts))]
-    tops = [{text(token): logprob for token, logprob in one.top} for one in reports]
+    tops = [
+        {
+            tokenizer.token_bytes(token, special=True).decode("utf-8", errors="replace"): value
+            for token, value in one.top
+        }
+        for one in reports
+    ]
     return {
         "tokens": texts,
         "token_logprobs": [one.logprob for one in reports],
         "top_logprobs": tops,
         "text_offset": offsets,
     }
-
-
-def _shown(data: bytes) -> str:
-    """A token's bytes as text; of a character that is cut in two U+FFFD is left."""
-    return data.decode("utf-8", errors="replace")
 
 
 def error_body(message: str, kind: str, param: str | None = None) -> dict[str, Any]:
