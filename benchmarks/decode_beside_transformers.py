@@ -50,6 +50,18 @@ def run_reference(model: CachedDecoder, prompt: list[int], steps: int) -> Timing
     return Timing(decoded_from - start, (end - decoded_from) / steps, tokens)
 
 
+def load_transformers() -> transformers.PreTrainedModel:
+    """The bundled model in float32, as transformers has it; its progress bars and warnings are not shown."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    # Its newest releases rename an argument; the old name works in the whole range that we support.
+    warnings.filterwarnings("ignore", message=".*past_key_values", category=FutureWarning)
+    model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
+        bundled_folder(), dtype=torch.float32
+    )
+    return model.eval()
+
+
 def run_transformers(
     model: transformers.PreTrainedModel, prompt: list[int], steps: int,
     clock: Callable[[], float] = time.perf_counter, rows: int = 0,
@@ -83,13 +95,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32)
     arguments = parser.parse_args()
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    # Its newest releases rename an argument; the old name works in the whole range that we support.
-    warnings.filterwarnings("ignore", message=".*past_key_values", category=FutureWarning)
     decoder = load_decoder("smollm2")
     ours = CachedDecoder(decoder, KVCache(decoder.config, arguments.prompt_tokens + arguments.steps + 1))
-    peer = transformers.AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32).eval()
+    peer = load_transformers()
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(decoder.config.vocab_size, (arguments.prompt_tokens,), generator=generator).tolist()
 

@@ -38,6 +38,7 @@ from benchmarks.single_request import (
     Contender,
     make_engine,
 )
+from labkit.checkpoints import bundled_gguf
 from labkit.machine import facts
 from labkit.probing import machine_bounds
 from solutions.engine import Engine, SamplingParams
@@ -45,9 +46,11 @@ from solutions.engine.compiled_step import compiler_fault
 from solutions.engine.kv_manager import KVManager
 from solutions.engine.request import Request
 from solutions.engine.scheduler import Scheduler, SchedulerConfig
+from solutions.engine.weights import packed_files
 from solutions.engine.weights.packing import Packing
 
 VOCAB = 40_000
+"""Prompts are random ids below it, all of which the bundled model knows."""
 TARGETS = {"prefill": {TRANSFORMERS: 1.1, LLAMA_CPP: 1.5}, "decode": {TRANSFORMERS: 5.0, LLAMA_CPP: 1.0}}
 """How many times as fast as a peer the packed engine is to be."""
 
@@ -84,23 +87,27 @@ def measure_speed(rounds: int, prompt_tokens: int, steps: int, cpu_time: bool) -
                 wanted = TARGETS[phase].get(name)
                 verdict = "" if wanted is None else f"   wanted {wanted}: {_met(statistics.median(ratios) >= wanted)}"
                 print(f"  {phase:8} / {name:18} {spread(ratios)}{verdict}")
-    num_bytes = packed_bytes(make_engine("stored"))
+    num_bytes = packed_bytes()
     shares = [num_bytes / one[PACKED].seconds_per_token / machine_bounds("cpu", quick=True).read for one in found]
     print(f"a decode step reads {num_bytes / 1e6:.0f} MB of weights; share of the read bandwidth: {spread(shares)}")
     agree = [_agreement(one[PACKED].tokens, one[PLAIN].tokens) for one in found]
     print(f"tokens before the packed engine's text parts from the float32 engine's: {spread(agree)}")
 
 
-def packed_bytes(engine: Engine) -> int:
-    """Bytes of packed weights that a decode step has to read."""
-    model: Any = engine._runner._model
-    products = [model._head]
-    for layer in model._layers:
-        attention, mlp = layer._attention, layer._feed_forward
-        products += [attention._qkv, attention._out, mlp._gate_up, mlp._down]
-    tensors = [one for product in products for name, one in product.packed.tensors().items()
-               if not (name == "codes" and "packed" in product.packed.tensors())]  # fmt: skip
-    return sum(one.numel() * one.element_size() for one in tensors)
+def packed_bytes() -> int:
+    """Bytes of packed weights that a decode step has to read, by what the engine keeps of the bundled file.
+
+    Raises:
+        RuntimeError: nothing is kept, since the cache of models can't be written to.
+    """
+    packing = Packing()
+    found = packed_files.read(packed_files.entry_of(bundled_gguf(), packing), packing)
+    if found is None:
+        raise RuntimeError("the engine has kept no packed weights; make the cache of models writable")
+    layers = [layer.tensors() for layer in found[1]._layers.values()]
+    # Where torch has an order of its own, plain codes are kept for dense products alone.
+    read = [one for layer in layers for name, one in layer.items() if name != "codes" or "packed" not in layer]
+    return sum(one.numel() * one.element_size() for one in read)
 
 
 class Clock:

@@ -29,6 +29,7 @@ from benchmarks.reporting import bounds_line, load_line
 from benchmarks.serving_contenders import continuous_batching, engine_server, llama_cpp_server, missing
 from benchmarks.serving_load import Contender, closed_loop, open_loop
 from benchmarks.serving_tables import Reports, latency_tables, throughput_head, throughput_rows
+from benchmarks.turns import rest
 from labkit.checkpoints import load_tokenizer
 from labkit.machine import facts
 from solutions.engine.load import Arrival, random_load
@@ -36,8 +37,6 @@ from solutions.engine.load import Arrival, random_load
 RESULTS = Path(__file__).parent / "results" / "serving.md"
 WANTED = {8: 1.5, 32: 2.5}
 """Output tokens per second at so many at once, in those of llama.cpp's server."""
-REST = 1.0
-"""Seconds before a side's turn, in which the threads of the one before come to rest."""
 SLOTS = 32
 """Requests that llama.cpp's server runs at once."""
 PROMPT_SHARE = 2
@@ -126,7 +125,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _shown(self, what: str, count: int) -> Iterator[Callable[[], object]]:
-        time.sleep(REST)
+        rest()
         start, task = time.monotonic(), self._progress.add_task(what, total=count)
         yield lambda: self._progress.advance(task)
         self._progress.remove_task(task)
@@ -269,8 +268,6 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(RESULTS.parents[2])}")
     arguments = parser.parse_args()
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     # Ended from outside, it still ends the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given = {name: getattr(arguments, name) for name in vars(Plan()) if getattr(arguments, name) is not None}

@@ -26,8 +26,9 @@ import httpx
 import torch
 import transformers
 
+from benchmarks.decode_beside_transformers import load_transformers
 from benchmarks.serving_load import WrongAnswer, check_length
-from labkit.checkpoints import bundled_folder, bundled_gguf
+from labkit.checkpoints import bundled_gguf
 from solutions.engine.load import Arrival
 
 ROOT = Path(__file__).parents[1]
@@ -145,7 +146,7 @@ def llama_cpp_server(client: httpx.AsyncClient, threads: int, slots: int, contex
 def continuous_batching(threads: int) -> Iterator[ContinuousBatching]:
     """transformers on the same numbers in float32, until the context ends."""
     torch.set_num_threads(threads)
-    model = transformers.AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32).eval()
+    model = load_transformers()
     # Pages of 256 tokens, the default, are many times too large for this model's pool.
     config = transformers.ContinuousBatchingConfig(
         page_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_batch_tokens=512, auto_switch_to_flash=False

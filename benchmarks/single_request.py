@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -16,16 +15,14 @@ from typing import Self
 
 import torch
 
-from benchmarks.decode_beside_transformers import Timing, run_transformers
-from labkit.checkpoints import bundled_folder, bundled_gguf
+from benchmarks.decode_beside_transformers import Timing, load_transformers, run_transformers
+from benchmarks.turns import rest
+from labkit.checkpoints import bundled_gguf
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.scheduler import SchedulerConfig
 
 PACKED, COMPILED, PLAIN = "engine, 4 bits", "the same, compiled", "engine, float32"
 TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
-
-_REST = 1.0
-"""Seconds. Right behind transformers, which had given its answer, the engine took a fourth more for a token."""
 
 Now = Callable[[], float]
 """A clock, in seconds."""
@@ -60,12 +57,7 @@ def _engine(weights: str, compile: bool = False) -> Callable[[Now], Run]:
 
 
 def _transformers(now: Now) -> Run:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message=".*past_key_values", category=FutureWarning)
-    peer = transformers.AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32).eval()
+    peer = load_transformers()
     return lambda prompt, steps: run_transformers(peer, prompt, steps, now, rows=1)
 
 
@@ -119,7 +111,7 @@ class Contender:
 
     def run(self, prompt: list[int], steps: int) -> Timing:
         """Gives it a request once the last one's threads are at rest, and waits."""
-        time.sleep(_REST)
+        rest()
         self._connection.send((prompt, steps))
         timing: Timing = self._connection.recv()
         return timing

@@ -18,6 +18,7 @@ from .async_engine import made_apart
 from .bandwidth import decode_speed, where
 from .beam_search import BeamSearchParams
 from .engine import Engine, EngineConfig
+from .kv_formats import KV_DTYPES
 from .load import random_load, run_load
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerConfig
@@ -33,7 +34,7 @@ Speculation = Annotated[str, typer.Option("--speculation", help=f"who drafts: no
 Weights = Annotated[
     str, typer.Option("--weights", help="fp32, bf16, fp16, stored (a checkpoint's own codes), int4, int8, q4_1, nf4, …")
 ]
-KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help="fp32, bf16, fp16, int8, fp8, kivi4 or kivi2")]
+KVDtype = Annotated[str | None, typer.Option("--kv-dtype", help=f"{', '.join(KV_DTYPES)}; the model's if not given")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; a GPU if there is one")]
 Attend = Annotated[str | None, typer.Option("--attention", help="torch or triton; kernels where they can be had")]
 Graphs = Annotated[

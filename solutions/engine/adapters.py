@@ -140,7 +140,7 @@ class AdaptedWeights(HeldWeights):
         adapters: for it.
 
     Raises:
-        ValueError: an adapter of another model.
+        ValueError: an adapter of another model, or of latent attention.
     """
 
     def __init__(self, weights: Weights, adapters: Adapters) -> None:

@@ -54,7 +54,7 @@ def make_runner(
             takes these on a GPU where they can be had.
         cuda_graphs: whether pure decodes are recorded; None records on a GPU where that can be done.
         compile: whether pure decodes are compiled by torch.
-        adapters: whether some requests have any, which change rows that are others in every step.
+        adapters: whether requests may have any; the rows that an adapter changes are others in every step.
 
     Raises:
         ValueError: what is asked for can't be had; the message says why.

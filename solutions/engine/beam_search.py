@@ -114,7 +114,6 @@ class BeamSearch:
         self._totals: dict[Request, float] = {self.beams[0]: 0.0}
         self._offers: dict[Request, list[_Candidate]] = {}
         self._ended: list[Hypothesis] = []
-        self._can_improve = True
 
     @property
     def is_due(self) -> bool:

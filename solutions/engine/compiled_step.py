@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch._dynamo.types import GuardFilterEntry
 
-from .decode_inputs import DecodeInputs
-
-Step = Callable[[DecodeInputs], Tensor]
+from .decode_inputs import DecodeInputs, DecodeStep
 
 
-def compiled(step: Step, backend: str = "inductor") -> Step:
+def compiled(step: DecodeStep, backend: str = "inductor") -> DecodeStep:
     """A step that is compiled when it first runs: as a whole, or not at all.
 
     Its number of rows and the width of its tables are left open; torch makes programs of their own for a size of 1.
@@ -26,7 +24,7 @@ def compiled(step: Step, backend: str = "inductor") -> Step:
     """
     # Its programs are for this step alone, and of what it reads only the inputs ever change.
     options = {"guard_filter_fn": _are_of_inputs}
-    whole: Step = torch.compile(  # type: ignore[call-overload]  # its overloads have forgotten `isolate_recompiles`
+    whole: DecodeStep = torch.compile(  # type: ignore[call-overload]  # its overloads have forgotten `isolate_recompiles`
         step, backend=backend, fullgraph=True, isolate_recompiles=True, options=options
     )
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from .step import Work
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Bucket:
     """The size that steps are padded to.
 
@@ -69,3 +70,7 @@ class DecodeInputs:
         for table, one in zip(tables, work, strict=False):
             table[: len(one.blocks)] = one.blocks
         self._device.copy_(self._host, non_blocking=True)
+
+
+DecodeStep = Callable[[DecodeInputs], Tensor]
+"""Computes logits `[rows, vocab_size]` of what lies in its inputs."""

@@ -59,7 +59,19 @@ class Drawing:
         return masks
 
     def draw(self, logits: Tensor, rows: list[Row], masks: dict[Request, Future[Tensor]]) -> dict[Request, Verdict]:
-        """The tokens that each request grows by, and which drafts are among them."""
+        """Draws, and judges drafts.
+
+        Args:
+            logits: of the step, `[logits, vocab_size]`; several of `rows` may read one of them.
+            rows: as `rows` gives them.
+            masks: as `begin_masks` gives them.
+
+        Returns:
+            The tokens that each request grows by, and which drafts are among them.
+
+        Raises:
+            ValueError: as `sample`.
+        """
         wanted = [row.index for row in rows]
         # Each row once, in order, is what a step of decodes wants; then nothing has to be copied.
         is_whole = not masks and wanted == list(range(len(logits)))

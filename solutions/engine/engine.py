@@ -64,11 +64,11 @@ class Engine:
     Args:
         model: a name or path as in `labkit.checkpoints.load`, of any family in `models.loading`, or a model that is
             loaded already.
-        config: sizes and limits.
+        config: what it is made of; by default the sizes of `EngineConfig`.
 
     Raises:
         ValueError: a configuration that can't work.
-        CheckpointError: the model can't be loaded.
+        CheckpointError: the model or an adapter can't be loaded.
     """
 
     def __init__(self, model: str | Model | LoadedModel, config: EngineConfig | None = None) -> None:
@@ -319,7 +319,7 @@ class Engine:
         """With nothing to do, every block must be free or cached.
 
         Raises:
-            AssertionError: blocks have leaked.
+            AssertionError: blocks have leaked, or there is something to do.
         """
         assert not self.has_work, "the engine is at work"
         self._memory.check_idle()

@@ -12,7 +12,7 @@ from .weights.packing import Packing
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How large the engine is.
+    """What an engine is made of; `Engine` refuses what can't be had.
 
     Args:
         scheduler: limits of a step.

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from solutions.kv_cache.blocks import BlockPool, OutOfBlocks
 
-_SHARE_EVICTED = 64
-"""Eviction takes this part of the pool at once. It has to step over whatever is in use, and so looks at no more than 64
+_PARTS_OF_POOL = 64
+"""Eviction takes one part in so many at once. It has to step over whatever is in use, and so looks at no more than 64
 blocks for each that it finds, as long as it finds any."""
 
 
@@ -15,7 +15,7 @@ class Cache(Protocol):
     """A prefix cache, as far as eviction goes."""
 
     def evict(self, count: int) -> int:
-        """Forgets up to `count` blocks that nobody uses."""
+        """Forgets up to `count` blocks that nobody uses; returns how many."""
 
 
 class HeldBlocks:
@@ -58,7 +58,7 @@ class HeldBlocks:
             raise OutOfBlocks(f"{count} blocks were asked for, but only {self.num_free} are free or can be evicted")
         missing = count - self._allocator.num_free
         if missing > 0 and self._cache is not None:
-            self._cache.evict(max(missing, self._num_blocks // _SHARE_EVICTED))
+            self._cache.evict(max(missing, self._num_blocks // _PARTS_OF_POOL))
         blocks = self._pool.allocate(count)
         self.hold(blocks)
         return blocks

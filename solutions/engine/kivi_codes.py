@@ -55,7 +55,6 @@ class KiviCodes:
                 f"{self.codes_per_byte} codes of {bits} bits make a byte, and head_dim {head_dim} is no multiple of "
                 "that; take another kv_dtype"
             )
-        self.head_dim = head_dim
         self.group_size = next(size for size in range(min(_MOST_CHANNELS, head_dim), 0, -1) if head_dim % size == 0)
         # Every byte's codes, `[256, codes_per_byte]`: to look them up takes one operation for all.
         nibbles = unpack_int4(torch.arange(256, dtype=torch.uint8)[:, None], 2, signed=False).int()

@@ -57,8 +57,8 @@ class KVManager:
         block_size: tokens in a block.
         prefix_cache: "hash" finds whole blocks, "radix" to the token, "none" nothing.
         num_host_blocks: blocks in host memory; 0 if nothing is ever swapped.
-        seals_blocks: full blocks can't be written to any more, not even a copy of them, and a memory that is full of
-            them wants to know which are open.
+        seals_blocks: whether a full block is never written to again, nor is a copy of it, so that prompts hit whole
+            blocks only. The memory is told then which blocks are open.
 
     Raises:
         ValueError: a size out of range, or an unknown kind of prefix cache.

@@ -90,10 +90,10 @@ def random_load(
     common = [choose.randrange(vocab_size) for _ in range(2 * num_input)]
     arrivals, now = [], 0.0
     for number in range(count):
-        length = max(1, choose.randint(num_input - num_input // 2, num_input + num_input // 2))
-        same = min(round(shared * length), length)
+        length = choose.randint(num_input - num_input // 2, num_input + num_input // 2)
+        same = round(shared * length)
         prompt = common[:same] + [choose.randrange(vocab_size) for _ in range(length - same)]
-        tokens = max(1, choose.randint(num_output - num_output // 2, num_output + num_output // 2))
+        tokens = choose.randint(num_output - num_output // 2, num_output + num_output // 2)
         params = SamplingParams(temperature=0.0, max_tokens=tokens, seed=number, ignore_eos=True)
         arrivals.append(Arrival(now, tuple(prompt), params))
         now += choose.expovariate(rate) if rate is not None else 0.0

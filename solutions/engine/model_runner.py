@@ -14,20 +14,10 @@ from .attention import PagedAttention
 from .features import FeaturePool
 from .kv_manager import SlotMove
 from .kv_memory import KVMemory
-from .models.blocks import Record
 from .models.packed_attention import PackedAttention
-from .padded_decoding import PaddedDecoding
+from .padded_decoding import PackedModel, PaddedDecoding
 from .sampler import Draw, draw_filtered
 from .step import Step, Work
-
-
-class PackedModel(Protocol):
-    """A model over tokens of many requests laid end to end; see `models.blocks.Decoder`."""
-
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor, record: Record | None = None
-    ) -> Tensor:
-        """Logits `[rows, vocab_size]`."""
 
 
 class StepAttention(PackedAttention, Protocol):

@@ -209,9 +209,9 @@ def text_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer, offse
     }
 
 
-def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def error_body(message: str, kind: str, param: str | None = None) -> dict[str, Any]:
     """An error as clients of the API expect it."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 def server_sent(data: dict[str, Any] | str) -> str:

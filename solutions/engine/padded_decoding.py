@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .cuda_graphs import Compute, Recorder
 from .decode_attention import DecodeAttention
-from .decode_inputs import Bucket, DecodeInputs
+from .decode_inputs import Bucket, DecodeInputs, DecodeStep
 from .features import FeaturePool
 from .kv_pool import KVPool
 from .models.blocks import Record
@@ -19,16 +20,23 @@ from .models.packed_attention import PackedAttention
 from .request import blocks_for
 from .step import Step
 
-MakeAttention = Callable[[KVPool, DecodeInputs], PackedAttention]
+MakeDecodeAttention = Callable[[KVPool, DecodeInputs], PackedAttention]
+"""Called with the memory, and with the inputs of a step."""
 
-Compile = Callable[[Callable[[DecodeInputs], Tensor]], Callable[[DecodeInputs], Tensor]]
-
-Model = Callable[[Tensor, Tensor, PackedAttention, Tensor, Record | None], Tensor]
-"""See `models.blocks.Decoder`."""
-
+Compile = Callable[[DecodeStep], DecodeStep]
+"""Makes a faster step of one that computes the same."""
 
 Width = Callable[[int], int]
 """Given how many blocks are needed, how many there are to be; cut to the most that a text can have."""
+
+
+class PackedModel(Protocol):
+    """A model over tokens of many requests laid end to end; see `models.blocks.Decoder`."""
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attend: PackedAttention, rows: Tensor, record: Record | None = None
+    ) -> Tensor:
+        """Logits `[rows, vocab_size]`."""
 
 
 def power_above(count: int) -> int:
@@ -46,7 +54,7 @@ def as_wide_as_can_be(count: int) -> int:
     return sys.maxsize
 
 
-def as_it_is(step: Callable[[DecodeInputs], Tensor]) -> Callable[[DecodeInputs], Tensor]:
+def as_it_is(step: DecodeStep) -> DecodeStep:
     """A step that is not compiled."""
     return step
 
@@ -63,18 +71,18 @@ class PaddedDecoding:
         max_context: tokens of a text.
         recorder: how a step is kept.
         attend: makes the attention of a step.
-        width: of block tables for the longest of a step's. All as wide as can be is one size less to tell apart, for
-            an `attend` that looks at no more of a table than its row's length asks for.
+        width: how wide block tables are, by the longest of a step's. With `as_wide_as_can_be` all have one width; that
+            is for an `attend` that looks at no more of a table than its row's length asks for.
         features: as in `ModelRunner`; with a scratch slot too.
-        compile: what makes of the function that computes a step a faster one.
+        compile: called once, with the function that computes a step.
 
     Raises:
         ValueError: the pool has no scratch slot.
     """
 
     def __init__(
-        self, model: Model, pool: KVPool, max_rows: int, max_context: int, recorder: Recorder,
-        attend: MakeAttention = DecodeAttention, width: Width = power_above, features: FeaturePool | None = None,
+        self, model: PackedModel, pool: KVPool, max_rows: int, max_context: int, recorder: Recorder,
+        attend: MakeDecodeAttention = DecodeAttention, width: Width = power_above, features: FeaturePool | None = None,
         compile: Compile = as_it_is,
     ) -> None:  # fmt: skip
         if pool.scratch_slot is None:
@@ -92,7 +100,7 @@ class PaddedDecoding:
         self.buckets = [1 << power for power in range((max_rows - 1).bit_length() + 1)]
 
     def takes(self, step: Step) -> bool:
-        """Whether a step is one of those.
+        """Whether a step's requests are few enough, compute one token each, and one of them gets its next token.
 
         Inputs may be overwritten only when the step that reads them is over, which is known when a token of it has come
         back.

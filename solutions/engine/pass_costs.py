@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Costs of passes, measured once, so that no clock decides how a text is drafted.
+    """Costs of passes, given beforehand, so that no clock decides how a text is drafted.
 
-    Those given by default are of the bundled model in float32 on two cores: matrices of 1, 4 and 32 tokens took 75, 128
-    and 153 ms, and of many 2.2 ms a token. Fewer bits or a GPU shift the bend; give your own.
+    Those given by default are of the bundled model in float32 on two cores: the products with matrices took 75, 128 and
+    153 ms with 1, 4 and 32 tokens. The point at 512 was not measured: it takes 2.2 ms a token, by the arithmetic and
+    the rate at which those cores multiply. Fewer bits or a GPU shift the bend; give your own.
 
     Args:
         points: pairs (tokens, cost), rising in tokens and never falling in cost; a line runs between two of them, and

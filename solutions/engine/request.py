@@ -79,7 +79,9 @@ class Request:
         adapter: name of the adapter that its tokens are computed with; None for the plain model.
         is_beam: whether a search chooses its tokens.
 
-    Of its blocks the first `num_findable` are those that the prefix cache finds for its text.
+    Of its blocks the first `num_findable` are those that the prefix cache finds for its text; `host_blocks` hold what
+    it had computed when it was swapped out. `num_cached` tokens of its prompt were computed for others before. It
+    arrived in the scheduler's step `waiting_since`, from which its rank among those who wait follows.
 
     Until its prompt is computed, the first of several samples is the `leader` of its `siblings`; then they start.
     """

@@ -25,6 +25,7 @@ from .request import Request
 DRAFTERS = ("n-gram", "draft-model", "medusa", "eagle", "eagle-2", "eagle-3", "mtp", "lookahead", "adaptive")
 
 MakeDrafter = Callable[[], Drafter | TreeDrafter]
+"""Makes the drafter of one request."""
 
 _TREE_DRAWS = 64
 """Random numbers that a drafter of trees is given; as in lab 14."""

@@ -23,6 +23,7 @@ from .windows import Windows, window_of
 Weights = Mapping[str, Tensor]
 """Tensors under their Hugging Face names."""
 
+
 class HeldWeights(Mapping[str, Tensor], ABC):
     """Weights whose projections are not, or not only, made of their tensors; see `weights.store`."""
 

@@ -87,8 +87,13 @@ def has_layout(weight: Tensor) -> bool:
     """Whether oneDNN's layout is to be had, and pays, where a matrix lies and for its type."""
     if weight.device.type != "cpu" or platform.machine() not in _X86 or not torch.backends.mkldnn.is_available():
         return False
+    return has_units(weight.dtype)
+
+
+def has_units(dtype: torch.dtype) -> bool:
+    """Whether the CPU has units that make products of a type worth it."""
     capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(unit) for unit in _UNITS.get(weight.dtype, ()))
+    return any(capabilities.get(unit) for unit in _UNITS.get(dtype, ()))
 
 
 def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:

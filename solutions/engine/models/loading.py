@@ -32,6 +32,7 @@ Entries = Mapping[str, Any]
 """The content of a `config.json`."""
 
 Build = Callable[[Weights, torch.dtype], Decoder]
+"""Makes a model of its weights, to compute in a type."""
 
 _MISTRAL_DEFAULTS = {"sliding_window": 4096}
 _QWEN_DEFAULTS = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}
@@ -200,7 +201,7 @@ def _yarn(rope: Entries) -> Yarn:
 
 
 def _core(entries: Entries, **replaced: Any) -> ModelConfig:
-    """What all families have, and Llama has alone; features that nobody here follows are refused."""
+    """What all families have, and all that Llama has; features that nobody here follows are refused."""
     return ModelConfig.from_huggingface({**entries, "model_type": "llama", "use_sliding_window": False, **replaced})
 
 

@@ -20,7 +20,7 @@ class LatentMaps(Protocol):
         """Queries `[queries, heads, qk_head_dim]` as they meet latents, `[queries, heads, latent_dim]`."""
 
     def read_out(self, read: Tensor) -> Tensor:
-        """Weighted sums of latents, `[queries, heads, latent_dim]`, as those of values, `[queries, heads, v_dim]`."""
+        """Sums of values `[queries, heads, v_head_dim]`, from those of latents `[queries, heads, latent_dim]`."""
 
     def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of every head, `[keys, heads, …]`, from latents `[keys, 1, latent_dim]`."""

@@ -8,12 +8,13 @@ import torch
 
 from labkit.checks import check_count
 
+from ..models.dense import has_units
+
 _MEET = {torch.bfloat16: 6, torch.float32: 16}
 """Tokens from which on the dense product of a type is faster than the packed one, measured with one thread; in float32
 with AVX2, while with AVX-512 they meet near 28."""
 _MEET_ANEW = 64
 """The same if dense numbers are made anew in every step."""
-_UNITS = ("avx512_bf16", "amx_bf16")
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,5 @@ class Packing:
         """The type of the dense product."""
         if self.most_tokens == 0:
             return torch.float32
-        wanted = _has_units() if self.bfloat16 is None else self.bfloat16
+        wanted = has_units(torch.bfloat16) if self.bfloat16 is None else self.bfloat16
         return torch.bfloat16 if wanted else torch.float32
-
-
-def _has_units() -> bool:
-    """Whether the CPU multiplies bfloat16 itself."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in _UNITS)

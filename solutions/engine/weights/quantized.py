@@ -42,8 +42,10 @@ def load(source: str | Model, weights: str, packing: Packing) -> LoadedModel:
             return load_plain(source if path is None else str(path), dtype, hold)
         model = load_quantized(path)
         return LoadedModel(Llama(model.config, hold(model.weights()), dtype), load_tokenizer(str(path)))
-    except ValueError as error:  # a CheckpointError says already what it is about
-        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{weights}: {error}") from error
+    except CheckpointError:  # it says already what it is about
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{weights}: {error}") from error
 
 
 def _load_stored(source: str | Model, packing: Packing) -> LoadedModel:
