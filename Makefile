@@ -79,7 +79,7 @@ test: setup ## Every test: the workbook's own, the labs on the reference, compil
 	$(PY) -m grader self-check
 
 evidence: setup ## The long proofs with fresh seeds, and the strength of every lab [EVIDENCE=quick] [WORKERS=2]
-	@# Test by test goes to whichever process is free; only what shares a costly fixture stays together, as a group.
+	@# Test by test goes to whichever process is free.
 	OMP_NUM_THREADS=1 $(PYTEST) tests -v -m evidence -n $(WORKERS) --dist loadgroup --durations 10
 	$(PY) -m labkit.instruments.compiled --lab 06 --impl solutions --faults
 	$(if $(filter quick,$(EVIDENCE)),@echo "quick form: the strength run was left out",$(PY) -m grader strength)

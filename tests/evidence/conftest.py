@@ -22,7 +22,6 @@ class Length:
         new_tokens: for each prompt.
         distributions: random settings of the sampler.
         draws: for each of them.
-        grading_runs: times that the sample submissions are graded.
         schedules: random schedules for each of the five owners of KV blocks.
         scored_tokens: of text that readers of quantized checkpoints score.
         soak_waves: of a hundred requests to the real model through the server.
@@ -32,16 +31,15 @@ class Length:
     new_tokens: int
     distributions: int
     draws: int
-    grading_runs: int
     schedules: int
     scored_tokens: int
     soak_waves: int
 
 
 LENGTHS = {
-    "quick": Length(prompts=3, new_tokens=12, distributions=10, draws=4_000, grading_runs=1, schedules=200,
+    "quick": Length(prompts=3, new_tokens=12, distributions=10, draws=4_000, schedules=200,
                     scored_tokens=300, soak_waves=1),
-    "full": Length(prompts=50, new_tokens=48, distributions=300, draws=40_000, grading_runs=3, schedules=10_000,
+    "full": Length(prompts=50, new_tokens=48, distributions=300, draws=40_000, schedules=10_000,
                    scored_tokens=1_500, soak_waves=20),
 }
 

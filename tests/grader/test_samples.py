@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from grader.isolation.sandbox import bwrap_fault
 from grader.sample_submissions import Edit, Sample, load_samples, sample_files, write_samples
 from grader.verdicts import NEEDS_REVIEW, Verdict
 from labkit.manifest import load_manifest
 
-# One grading run serves them all, wherever they are spread over processes.
-pytestmark = pytest.mark.xdist_group("samples")
 MANIFEST = load_manifest("07")
 SAMPLES = load_samples(MANIFEST)
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,10 +57,19 @@ def read(out: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run; tests that are spread over processes have it in common, and one grading run serves all."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="module")
+def written(shared: Path) -> Path:
     """All samples."""
-    folder = tmp_path_factory.mktemp("samples")
-    write_samples(MANIFEST, SAMPLES, folder)
+    folder = shared / "samples"
+    with FileLock(shared / "samples.lock"):
+        if not folder.exists():
+            write_samples(MANIFEST, SAMPLES, folder)
     return folder
 
 
@@ -79,13 +87,15 @@ def names(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def graded(written: Path, names: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graded(written: Path, names: list[str], shared: Path) -> Path:
     """The reports of one run over the samples in question."""
     if fault := bwrap_fault():
         pytest.skip(f"not verified here: {fault}")
-    out = tmp_path_factory.mktemp("grades")
+    out = shared / "grades"
     only = [option for name in names for option in ("--only", name)]
-    assert grade(written, out, *only) == 3, "refused samples need a person, which is exit code 3"
+    with FileLock(shared / "grades.lock"):
+        if not out.exists():
+            assert grade(written, out, *only) == 3, "refused samples need a person, which is exit code 3"
     return out
 
 
