@@ -354,6 +354,15 @@ def test_windows_of_folders_that_do_not_name_the_kind_of_each_layer(
     check_equal("logits", logits_of(load_decoder(folder)), logits_of(family.model))
 
 
+def test_mixtral_turns_by_its_own_base_where_its_folder_names_none(get_family: GetFamily, tmp_path: Path) -> None:
+    import transformers
+
+    family, theta = get_family("mixtral"), transformers.MixtralConfig().rope_parameters["rope_theta"]
+    silent = load_decoder(copy_of(family, tmp_path, {"rope_parameters": None}, {}))
+    named = load_decoder(copy_of(family, tmp_path, {"rope_parameters": {"rope_theta": theta}}, {}))
+    check_equal("logits", logits_of(silent), logits_of(named))
+
+
 def test_half_precision_is_near(get_family: GetFamily) -> None:
     for name in ("llama", "qwen3, windows in every other layer", "deepseek v2"):
         family = get_family(name)
@@ -367,6 +376,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; .* LlamaForCausalLM, "),
     ("llama", {"architectures": None}, "one architecture, got None"),
     ("llama", {"architectures": ["LlamaForCausalLM", "Qwen3ForCausalLM"]}, "one architecture"),
+    ("llama", {"model_type": "granite"}, "model_type 'granite' is not that of LlamaForCausalLM; it must be 'llama'"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias"),
     ("llama", {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
@@ -377,7 +387,12 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"quantization_config": {"quant_method": "fp8"}}, "quantized"),
     ("qwen3, windows in every other layer", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
     ("qwen3, windows in every other layer", {"layer_types": ["full_attention"] * 2}, "windows must name one"),
+    ("qwen3, windows in every other layer", {"use_sliding_window": False}, "use_sliding_window is false"),
     ("mistral", {"sliding_window": 0}, "sliding_window"),
+    ("mistral", {"use_sliding_window": False}, "use_sliding_window False"),
+    ("ministral", {"max_window_layers": 2}, "max_window_layers 2"),
+    ("mixtral, windows", {"use_sliding_window": False}, "use_sliding_window False"),
+    ("mixtral, windows", {"layer_types": ["full_attention"] * 3}, "layer_types"),
     ("mixtral", {"num_experts_per_tok": 6}, "top_k must be at most the 5 experts"),
     ("mixtral", {"num_local_experts": None}, "no entry 'num_local_experts'"),
     ("deepseek v2", {"norm_topk_prob": True}, "norm_topk_prob True"),
@@ -390,6 +405,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek v3", {"rope_parameters": {"rope_type": "yarn", "factor": 0.5, "original_max_position_embeddings": 8}},
      "factor"),
     ("deepseek v3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
+    ("deepseek v3", {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ("deepseek v3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "contradict"),
     ("deepseek v3", {"kv_lora_rank": "much"}, "kv_lora_rank"),
 ]  # fmt: skip
 
