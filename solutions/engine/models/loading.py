@@ -150,8 +150,8 @@ def _mixtral(entries: Entries) -> tuple[ModelConfig, Build]:
 def _windows_everywhere(entries: Entries, num_layers: int) -> Windows:
     """For families that have none of Qwen's entries by which some layers go without a window."""
     if entries.get("sliding_window") is not None:
-        _only("use_sliding_window", entries.get("use_sliding_window", True), (True,))
-        _only("max_window_layers", entries.get("max_window_layers", 0), (0,))
+        _only("use_sliding_window", entries.get("use_sliding_window"), (None, True))
+        _only("max_window_layers", entries.get("max_window_layers"), (None, 0))
     return read_windows(entries, num_layers)
 
 
