@@ -240,6 +240,10 @@ def rope_entries(entries: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError(f"rope_parameters that differ from layer to layer are not supported, got {rope!r}")
     if rope.get("partial_rotary_factor") not in (None, 1.0):
         raise ValueError("partial_rotary_factor below 1 is not supported; the decoder rotates whole heads")
+    outside, inside = (where.get("original_max_position_embeddings") for where in (entries, rope))
+    if outside is not None and inside not in (None, outside):
+        raise ValueError(f"original_max_position_embeddings is {outside!r}, and {inside!r} among the entries of RoPE; "
+                         f"take one of them out")
     return rope
 
 

@@ -72,6 +72,12 @@ def test_a_token_is_stored_alike_alone_and_among_others(name: str) -> None:
         check_equal("stored alone", got, expected)
 
 
+def test_a_head_too_small_for_a_scale_is_zeros() -> None:
+    pool, k = pool_of("fp8"), torch.full((1, 3, 16), 448 * 1e-39)
+    pool.write(0, torch.tensor([2]), k, k)
+    assert not bool(pool.read(0, torch.tensor([0]))[0].any())
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_moves_take_the_scales_along(name: str) -> None:
     pool = pool_of(name, num_blocks=4, num_host_blocks=2)

@@ -168,8 +168,9 @@ def test_codes_of_q4_k_stand_for_the_same_numbers() -> None:
     check_equal("values", values.flatten(1), QuantizedLinear(stored).weight())
 
 
-def test_layers_stored_in_different_ways_stand_side_by_side() -> None:
-    layers = [ROUNDINGS[name](weight(32, seed)) for seed, name in enumerate(("q4_1", "q6_k", "int4"))]
+@pytest.mark.parametrize("formats", [("q4_1", "q6_k", "int4"), ("int8", "w8a8", "int8")])
+def test_layers_stored_in_different_ways_stand_side_by_side(formats: tuple[str, ...]) -> None:
+    layers = [ROUNDINGS[name](weight(32, seed)) for seed, name in enumerate(formats)]
     run = projection(layers, EXACT)
     tokens = torch.randn(3, 256, generator=torch.Generator().manual_seed(4))
     apart = torch.cat([projection([layer], EXACT)(tokens) for layer in layers], -1)

@@ -92,6 +92,8 @@ def test_defaults_of_older_configs_are_filled_in() -> None:
     ({"rope_parameters": {"rope_theta": 50.0}, "rope_scaling": {"type": "linear", "factor": 4.0}}, "contradict"),
     ({"rope_parameters": {"full_attention": {"rope_theta": 50.0}}}, "differ from layer to layer"),
     ({"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 8},
+      "original_max_position_embeddings": 16}, "original_max_position_embeddings is 16, and 8"),
     ({"hidden_size": None}, "no entry 'hidden_size'"),
     ({"num_hidden_layers": None}, "no entry 'num_hidden_layers'"),
     ({"num_attention_heads": 0, "head_dim": None}, "entry of the wrong kind"),
