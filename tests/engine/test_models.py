@@ -331,7 +331,7 @@ def test_folders_as_others_write_them(get_family: GetFamily, tmp_path: Path) -> 
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
     }
-    extra = {f"model.layers.{NUM_LAYERS}.eh_proj.weight": torch.zeros(2, 3)}
+    extra = {f"model.layers.{NUM_LAYERS}.{name}.weight": torch.zeros(2, 3) for name in ("eh_proj", "mlp.up_proj")}
     check_equal("logits", logits_of(load_decoder(copy_of(family, tmp_path, older, extra))), logits_of(family.model))
     family.oracle.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
@@ -398,6 +398,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek v2", {"norm_topk_prob": True}, "norm_topk_prob True"),
     ("deepseek v2", {"topk_method": "random"}, "topk_method 'random'"),
     ("deepseek v2", {"moe_layer_freq": 2}, "moe_layer_freq 2"),
+    ("deepseek v3", {"num_hidden_layers": 2}, "does not know the weights model.layers.2"),
     ("deepseek v3", {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
     ("deepseek v3", {"rope_interleave": False}, "rope_interleave False"),
     ("deepseek v3", {"n_group": 3}, "num_groups must divide the 8 experts"),

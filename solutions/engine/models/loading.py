@@ -200,7 +200,7 @@ def _deepseek(entries: Entries, routing: Routing) -> tuple[ModelConfig, Build]:
         entries["first_k_dense_replace"],
         _yarn(rope) if kind == "yarn" else None,
     )  # fmt: skip
-    return core, lambda weights, dtype: Deepseek(config, _without_extra_layers(weights, core.num_layers), dtype)
+    return core, lambda weights, dtype: Deepseek(config, _without_extra_layers(weights), dtype)
 
 
 def _yarn(rope: Entries) -> Yarn:
@@ -223,15 +223,13 @@ def _only(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise ValueError(f"{name} {value!r} is not supported; it must be {choice}")
 
 
-def _without_extra_layers(weights: Weights, num_layers: int) -> Weights:
-    """V3 stores its modules of multi-token prediction as layers behind the last; they are no part of the decoder."""
-    layers = "model.layers."
+def _without_extra_layers(weights: Weights) -> Weights:
+    """V3 stores its modules of multi-token prediction as layers behind the last; they are no part of the decoder.
 
-    def is_extra(name: str) -> bool:
-        number = name.removeprefix(layers).partition(".")[0]
-        return name.startswith(layers) and number.isdecimal() and int(number) >= num_layers
-
-    return same_kind(weights, {name: weight for name, weight in weights.items() if not is_extra(name)})
+    They are told by `eh_proj`, which no other layer has: one that `config.json` does not count is no extra.
+    """
+    extra = tuple(name.removesuffix("eh_proj.weight") for name in weights if name.endswith(".eh_proj.weight"))
+    return same_kind(weights, {name: weight for name, weight in weights.items() if not name.startswith(extra)})
 
 
 def _folder(name: str) -> Path | None:
