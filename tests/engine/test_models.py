@@ -372,6 +372,17 @@ def test_half_precision_is_near(get_family: GetFamily) -> None:
         assert float((got - want).abs().mean()) < 0.1 * float(want.abs().mean())
 
 
+def test_what_decides_between_experts_is_not_rounded(get_family: GetFamily, tmp_path: Path) -> None:
+    bias = torch.tensor([1000.0, 1003.0, 1002.0, 1001.0, 0.0, 0.0, 0.0, 0.0])  # bfloat16 has 1000 and 1004
+    weights = {"model.layers.1.mlp.gate.e_score_correction_bias": bias}
+    model = load_decoder(copy_of(get_family("deepseek v3"), tmp_path, {}, weights), torch.bfloat16)
+    hidden = torch.randn(20, 36, generator=torch.Generator().manual_seed(3)).bfloat16()
+    layers: list[Any] = [model._layers[1], load_decoder(get_family("mixtral").folder, torch.bfloat16)._layers[1]]
+    (chosen, _), (_, shares) = (layer._feed_forward._route(hidden) for layer in layers)
+    assert chosen.sort(dim=-1).values.tolist() == [[1, 2, 3]] * 20
+    assert shares.dtype == torch.float32
+
+
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; .* LlamaForCausalLM, "),
     ("llama", {"architectures": None}, "one architecture, got None"),
