@@ -104,6 +104,7 @@ def test_floats_of_another_type_are_read_in_the_type_to_compute_in() -> None:
     pool.write(0, torch.arange(5), k, k)
     check_equal("keys", pool.read(0, torch.tensor([0]))[0], k.bfloat16().float())
     assert kv_format(None, torch.bfloat16) == PlainKV(torch.bfloat16, torch.bfloat16)
+    assert pool.parts(0) is None and pool_of("fp32").parts(0) is not None, "kernels read what is computed with"
 
 
 @pytest.mark.parametrize("name", FORMATS)

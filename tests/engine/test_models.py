@@ -27,6 +27,7 @@ from solutions.engine.models.blocks import Decoder
 from solutions.engine.models.experts import Experts
 from solutions.engine.models.latent_attention import LatentAttention
 from solutions.engine.models.loading import LoadedModel, load_decoder
+from solutions.engine.models.yarn import Yarn
 from solutions.engine.request import FinishReason, Request
 from solutions.engine.scheduler import Scheduler, SchedulerConfig
 from solutions.engine.step import Step, Work
@@ -361,6 +362,18 @@ def test_mixtral_turns_by_its_own_base_where_its_folder_names_none(get_family: G
     silent = load_decoder(copy_of(family, tmp_path, {"rope_parameters": None}, {}))
     named = load_decoder(copy_of(family, tmp_path, {"rope_parameters": {"rope_theta": theta}}, {}))
     check_equal("logits", logits_of(silent), logits_of(named))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"mscale": 0.7}, {"mscale_all_dim": 1.2}, {"mscale": 0.7, "mscale_all_dim": 1.2}]
+)
+def test_yarn_lets_rotated_parts_grow_as_transformers_does(given: dict[str, float]) -> None:
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 50.0}
+    config = transformers.DeepseekV3Config(rope_parameters={**rope, **given})
+    assert Yarn(4.0, 32, **given).rope_gain == pytest.approx(ROPE_INIT_FUNCTIONS["yarn"](config)[1])
 
 
 def test_half_precision_is_near(get_family: GetFamily) -> None:
