@@ -159,8 +159,8 @@ class ModelConfig:
         _refuse_unsupported_features(entries)
         hidden_size = _required(entries, "hidden_size", "config.json")
         num_heads = _required(entries, "num_attention_heads", "config.json")
-        rope = entries.get("rope_parameters") or {}
         try:
+            rope = rope_entries(entries)
             return cls(
                 architecture=architecture,
                 vocab_size=_required(entries, "vocab_size", "config.json"),
@@ -175,7 +175,7 @@ class ModelConfig:
                 norm_eps=float(_required(entries, "rms_norm_eps", "config.json")),
                 tie_embeddings=bool(entries.get("tie_word_embeddings", False)),
                 attention_bias=architecture == "qwen2" or bool(entries.get("attention_bias", False)),
-                rope_scaling=_rope_scaling(rope or entries.get("rope_scaling") or {}),
+                rope_scaling=_rope_scaling(rope),
             )
         except (TypeError, AttributeError, ZeroDivisionError) as error:
             raise ValueError(f"config.json holds an entry of the wrong kind: {error}") from error
@@ -226,6 +226,27 @@ class ModelConfig:
         return entries
 
 
+def rope_entries(entries: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a `config.json` says of RoPE, under whichever of its names; empty if it says nothing.
+
+    Raises:
+        ValueError: two descriptions that differ, one for each kind of layer, or one that turns parts of heads.
+    """
+    new, old = entries.get("rope_parameters") or {}, entries.get("rope_scaling") or {}
+    if new and old and new != old:
+        raise ValueError(f"rope_parameters {new!r} and rope_scaling {old!r} contradict each other; take one out")
+    rope: Mapping[str, Any] = new or old
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise ValueError(f"rope_parameters that differ from layer to layer are not supported, got {rope!r}")
+    if rope.get("partial_rotary_factor") not in (None, 1.0):
+        raise ValueError("partial_rotary_factor below 1 is not supported; the decoder rotates whole heads")
+    outside, inside = (where.get("original_max_position_embeddings") for where in (entries, rope))
+    if outside is not None and inside not in (None, outside):
+        raise ValueError(f"original_max_position_embeddings is {outside!r}, and {inside!r} among the entries of RoPE; "
+                         f"take one of them out")
+    return rope
+
+
 def _required(entries: Mapping[str, Any], key: str, where: str) -> Any:
     value = entries.get(key)
     if value is None:
@@ -242,7 +263,7 @@ def _refuse_unsupported_features(entries: Mapping[str, Any]) -> None:
         raise ValueError("mlp_bias true is not supported; choose a model without biases in its MLP")
     if entries.get("use_sliding_window"):
         raise ValueError("use_sliding_window true is not supported; choose a model with full attention")
-    if entries.get("partial_rotary_factor", 1.0) != 1.0:
+    if entries.get("partial_rotary_factor") not in (None, 1.0):
         raise ValueError("partial_rotary_factor below 1 is not supported; the decoder rotates whole heads")
     if entries.get("quantization_config"):
         raise ValueError("quantized folders are not supported; give the original model or a GGUF file")
@@ -253,7 +274,7 @@ def _rope_scaling(entries: Mapping[str, Any]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        return RopeScaling(kind, float(entries.get("factor") or 1.0))
+        return RopeScaling(kind, float(_required(entries, "factor", "rope_scaling") if kind == "linear" else 1.0))
     return RopeScaling(
         kind, float(_required(entries, "factor", "rope_scaling")),
         float(_required(entries, "low_freq_factor", "rope_scaling")),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -40,7 +41,8 @@ def read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
         config: what `read_config` returned for it.
 
     Raises:
-        CheckpointError: a file that is missing, truncated or not safetensors.
+        CheckpointError: a file that is missing, truncated or not safetensors; an output projection that is stored
+            besides the embedding that it is said to be, and is another.
     """
     weights: dict[str, Tensor] = {}
     for path in _weight_files(folder):
@@ -53,7 +55,10 @@ def read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
                                   f"download the model again") from error
     if config.tie_embeddings:
         # Some folders store the tied table twice.
-        weights.pop("lm_head.weight", None)
+        head = weights.pop("lm_head.weight", None)
+        if head is not None and not torch.equal(head, weights.get("model.embed_tokens.weight", head)):
+            raise CheckpointError(f"{folder} has an lm_head.weight of its own, and its config.json says that it is the "
+                                  f"embedding; set tie_word_embeddings to false")
     # Frequencies that early Llama folders stored; they follow from the config.
     return {name: weight for name, weight in weights.items() if not name.endswith("rotary_emb.inv_freq")}
 

@@ -29,9 +29,12 @@ _LAYER = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down)
 _KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<part>[AB])\.weight")
 _MUST_BE = {
     "peft_type": "LORA", "bias": "none", "use_dora": False, "lora_bias": False, "fan_in_fan_out": False,
-    "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {},
+    "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "use_qalora": False, "layer_replication": None,
+    "alora_invocation_tokens": None,
 }  # fmt: skip
 """Entries of an `adapter_config.json` that would mean another computation, and the values that mean this one."""
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
+"""Ways to begin that take a part out of the base model's own matrices; the adapter is then one for what is left."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ def read_adapter(folder: Path) -> dict[str, LowRank]:
     for name, value in _MUST_BE.items():
         if (given := entries.get(name, value)) != value:
             raise CheckpointError(f"{folder}: {name} must be {value!r}, got {given!r}; merge it into its base model")
+    begun = entries.get("init_lora_weights")
+    if isinstance(begun, str) and begun.startswith(_CHANGE_THE_BASE):
+        raise CheckpointError(f"{folder}: init_lora_weights {begun!r} changes the base model; convert it first")
     scale = _scale(folder, entries)
     parts: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():

@@ -110,6 +110,7 @@ class Engine:
         """Bytes of the KV pool, all that it keeps besides included, for each token that it has room for."""
         self._weight_bytes = loaded.model.num_bytes_read if loaded.model.is_static else None
         self._token_bytes = pool.num_bytes_per_token
+        self._tokens_read = loaded.model.num_tokens_read
         self._runner = make_runner(
             loaded.model, pool, config.scheduler.max_running, context, features, attention=config.attention,
             cuda_graphs=config.cuda_graphs, compile=config.compile, adapters=bool(config.adapters),
@@ -140,7 +141,9 @@ class Engine:
         Returns:
             None if weights are codes, adapters change them, or a router chooses among them.
         """
-        return None if self._weight_bytes is None else self._weight_bytes + round(length * self._token_bytes)
+        if self._weight_bytes is None:
+            return None
+        return self._weight_bytes + round(self._tokens_read(length) * self._token_bytes)
 
     @property
     def num_running(self) -> int:

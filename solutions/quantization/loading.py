@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from labkit.checkpoints.gguf_file import huggingface_name, open_gguf, read_confi
 from labkit.config import ModelConfig
 from labkit.decoder import weight_shapes
 from labkit.linear_inputs import linear_names
+from labkit.quantized import QuantizedTensor
 from solutions.quantization import awq_layout, compressed_tensors_layout, gptq_layout
 from solutions.quantization.exporting import GGUF
 from solutions.quantization.gguf_blocks import BLOCK_TYPES
@@ -25,6 +27,12 @@ _READERS = {
     "gptq": gptq_layout.from_tensors,
     "awq": awq_layout.from_tensors,
 }
+_PARTS = {
+    "compressed-tensors": ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
+    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
+    "awq": ("qweight", "qzeros", "scales"),
+}  # fmt: skip
+"""The tensors of a layer that each layout's reader reads."""
 _GGUF_KINDS = ("F32", "F16", "Q4_K", "Q6_K", *BLOCK_TYPES)
 
 
@@ -79,7 +87,28 @@ def _load_folder(folder: Path) -> QuantizedModel:
         raise ValueError(f"{folder} lacks {error}; the checkpoint is incomplete") from error
     floats = {name: tensors[name].to(torch.float32) for name in weight_shapes(config)
               if name in tensors and name.removesuffix(".weight") not in linears}  # fmt: skip
+    _check_all_is_read(folder, tensors, {*floats, *(f"{name}.{part}" for name in linears for part in _PARTS[method])})
+    for name, linear in linears.items():
+        _check_scales(name, linear)
     return QuantizedModel(config, linears, floats)
+
+
+def _check_all_is_read(folder: Path, tensors: Mapping[str, Tensor], read: set[str]) -> None:
+    """Refuses tensors that would change the numbers and that nobody has read; biases of zeros change none."""
+    unread = [name for name in sorted(tensors.keys() - read) if bool(tensors[name].any())]
+    if unread:
+        raise ValueError(f"{folder} holds {', '.join(unread[:3])}, which is not read here: the model would be another")
+
+
+def _check_scales(name: str, linear: QuantizedLinear) -> None:
+    """Refuses scales that are not one for each group of each row."""
+    stored = linear.stored
+    if isinstance(stored, QuantizedTensor):
+        rows, columns = stored.codes.shape
+        expected = (rows, -(-columns // stored.group_size))
+        for part, given in (("scales", stored.scale), ("zero points", stored.zero_point)):
+            if given is not None and tuple(given.shape) != expected:
+                raise ValueError(f"{name} must have {part} of the shape {expected}, got {tuple(given.shape)}")
 
 
 def _load_gguf(path: Path) -> QuantizedModel:

@@ -17,6 +17,7 @@ from solutions.engine.__main__ import app
 from solutions.engine.bandwidth import decode_speed
 from solutions.engine.models.llama import Llama
 from solutions.engine.models.loading import LoadedModel
+from tests.engine.families import WINDOW
 from tests.engine.test_models import GetFamily, get_family  # noqa: F401
 
 
@@ -31,6 +32,15 @@ def test_a_step_reads_all_weights_and_the_text(tied: bool) -> None:
     # Tied or not, one matrix of the size of the vocabulary is read: the output projection.
     weights = 2 * (3 * layer + hidden + config.vocab_size * hidden)
     assert [engine.decode_bytes(length) for length in (0, 10)] == [weights, weights + 10 * 4 * 2 * 3 * kv]
+
+
+def test_layers_with_a_window_read_no_more_than_it(get_family: GetFamily) -> None:  # noqa: F811
+    family = "qwen3, windows in every other layer"
+    engine = Engine(LoadedModel(get_family(family).model, load_tokenizer("smollm2")), EngineConfig(num_blocks=4))
+    none, few, many = (engine.decode_bytes(length) for length in (0, WINDOW, WINDOW + 10))
+    a_token = 2 * 2 * 8 * 4  # in one layer
+    assert none is not None and few is not None and many is not None
+    assert few - none == 3 * WINDOW * a_token and many - few == 10 * a_token
 
 
 def test_nobody_guesses_what_codes_and_experts_take(get_family: GetFamily, tiny_model: Any) -> None:  # noqa: F811

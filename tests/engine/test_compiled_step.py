@@ -65,7 +65,7 @@ def test_each_model_has_programs_of_its_own(get_family: GetFamily) -> None:  # n
     for windows in ([3, 3, 3, 3], [None, None, None, None], [2, None, 2, None]):
         model = load_decoder(family.folder, torch.float32)
         for layer, window in zip(model._layers, windows, strict=False):
-            layer._attention._window = window  # type: ignore[attr-defined]
+            layer._attention.window = window  # type: ignore[attr-defined]
         memory = Memory(model)
         want = memory.logits(ModelRunner(model, memory.pool), step)
         got = memory.logits(padded(model, memory.pool, "eager"), step)

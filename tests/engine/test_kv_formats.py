@@ -72,6 +72,12 @@ def test_a_token_is_stored_alike_alone_and_among_others(name: str) -> None:
         check_equal("stored alone", got, expected)
 
 
+def test_a_head_too_small_for_a_scale_is_zeros() -> None:
+    pool, k = pool_of("fp8"), torch.full((1, 3, 16), 448 * 1e-39)
+    pool.write(0, torch.tensor([2]), k, k)
+    assert not bool(pool.read(0, torch.tensor([0]))[0].any())
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_moves_take_the_scales_along(name: str) -> None:
     pool = pool_of(name, num_blocks=4, num_host_blocks=2)
@@ -98,6 +104,7 @@ def test_floats_of_another_type_are_read_in_the_type_to_compute_in() -> None:
     pool.write(0, torch.arange(5), k, k)
     check_equal("keys", pool.read(0, torch.tensor([0]))[0], k.bfloat16().float())
     assert kv_format(None, torch.bfloat16) == PlainKV(torch.bfloat16, torch.bfloat16)
+    assert pool.parts(0) is None and pool_of("fp32").parts(0) is not None, "kernels read what is computed with"
 
 
 @pytest.mark.parametrize("name", FORMATS)

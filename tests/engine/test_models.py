@@ -27,6 +27,7 @@ from solutions.engine.models.blocks import Decoder
 from solutions.engine.models.experts import Experts
 from solutions.engine.models.latent_attention import LatentAttention
 from solutions.engine.models.loading import LoadedModel, load_decoder
+from solutions.engine.models.yarn import Yarn
 from solutions.engine.request import FinishReason, Request
 from solutions.engine.scheduler import Scheduler, SchedulerConfig
 from solutions.engine.step import Step, Work
@@ -331,7 +332,7 @@ def test_folders_as_others_write_them(get_family: GetFamily, tmp_path: Path) -> 
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
     }
-    extra = {f"model.layers.{NUM_LAYERS}.eh_proj.weight": torch.zeros(2, 3)}
+    extra = {f"model.layers.{NUM_LAYERS}.{name}.weight": torch.zeros(2, 3) for name in ("eh_proj", "mlp.up_proj")}
     check_equal("logits", logits_of(load_decoder(copy_of(family, tmp_path, older, extra))), logits_of(family.model))
     family.oracle.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
@@ -354,6 +355,27 @@ def test_windows_of_folders_that_do_not_name_the_kind_of_each_layer(
     check_equal("logits", logits_of(load_decoder(folder)), logits_of(family.model))
 
 
+def test_mixtral_turns_by_its_own_base_where_its_folder_names_none(get_family: GetFamily, tmp_path: Path) -> None:
+    import transformers
+
+    family, theta = get_family("mixtral"), transformers.MixtralConfig().rope_parameters["rope_theta"]
+    silent = load_decoder(copy_of(family, tmp_path, {"rope_parameters": None}, {}))
+    named = load_decoder(copy_of(family, tmp_path, {"rope_parameters": {"rope_theta": theta}}, {}))
+    check_equal("logits", logits_of(silent), logits_of(named))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"mscale": 0.7}, {"mscale_all_dim": 1.2}, {"mscale": 0.7, "mscale_all_dim": 1.2}]
+)
+def test_yarn_lets_rotated_parts_grow_as_transformers_does(given: dict[str, float]) -> None:
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 50.0}
+    config = transformers.DeepseekV3Config(rope_parameters={**rope, **given})
+    assert Yarn(4.0, 32, **given).rope_gain == pytest.approx(ROPE_INIT_FUNCTIONS["yarn"](config)[1])
+
+
 def test_half_precision_is_near(get_family: GetFamily) -> None:
     for name in ("llama", "qwen3, windows in every other layer", "deepseek v2"):
         family = get_family(name)
@@ -363,10 +385,22 @@ def test_half_precision_is_near(get_family: GetFamily) -> None:
         assert float((got - want).abs().mean()) < 0.1 * float(want.abs().mean())
 
 
+def test_what_decides_between_experts_is_not_rounded(get_family: GetFamily, tmp_path: Path) -> None:
+    bias = torch.tensor([1000.0, 1003.0, 1002.0, 1001.0, 0.0, 0.0, 0.0, 0.0])  # bfloat16 has 1000 and 1004
+    weights = {"model.layers.1.mlp.gate.e_score_correction_bias": bias}
+    model = load_decoder(copy_of(get_family("deepseek v3"), tmp_path, {}, weights), torch.bfloat16)
+    hidden = torch.randn(20, 36, generator=torch.Generator().manual_seed(3)).bfloat16()
+    layers: list[Any] = [model._layers[1], load_decoder(get_family("mixtral").folder, torch.bfloat16)._layers[1]]
+    (chosen, _), (_, shares) = (layer._feed_forward._route(hidden) for layer in layers)
+    assert chosen.sort(dim=-1).values.tolist() == [[1, 2, 3]] * 20
+    assert shares.dtype == torch.float32
+
+
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; .* LlamaForCausalLM, "),
     ("llama", {"architectures": None}, "one architecture, got None"),
     ("llama", {"architectures": ["LlamaForCausalLM", "Qwen3ForCausalLM"]}, "one architecture"),
+    ("llama", {"model_type": "granite"}, "model_type 'granite' is not that of LlamaForCausalLM; it must be 'llama'"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ("llama", {"mlp_bias": True}, "mlp_bias"),
     ("llama", {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
@@ -377,12 +411,18 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"quantization_config": {"quant_method": "fp8"}}, "quantized"),
     ("qwen3, windows in every other layer", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
     ("qwen3, windows in every other layer", {"layer_types": ["full_attention"] * 2}, "windows must name one"),
+    ("qwen3, windows in every other layer", {"use_sliding_window": False}, "use_sliding_window is false"),
     ("mistral", {"sliding_window": 0}, "sliding_window"),
+    ("mistral", {"use_sliding_window": False}, "use_sliding_window False"),
+    ("ministral", {"max_window_layers": 2}, "max_window_layers 2"),
+    ("mixtral, windows", {"use_sliding_window": False}, "use_sliding_window False"),
+    ("mixtral, windows", {"layer_types": ["full_attention"] * 3}, "layer_types"),
     ("mixtral", {"num_experts_per_tok": 6}, "top_k must be at most the 5 experts"),
     ("mixtral", {"num_local_experts": None}, "no entry 'num_local_experts'"),
     ("deepseek v2", {"norm_topk_prob": True}, "norm_topk_prob True"),
     ("deepseek v2", {"topk_method": "random"}, "topk_method 'random'"),
     ("deepseek v2", {"moe_layer_freq": 2}, "moe_layer_freq 2"),
+    ("deepseek v3", {"num_hidden_layers": 2}, "does not know the weights model.layers.2"),
     ("deepseek v3", {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
     ("deepseek v3", {"rope_interleave": False}, "rope_interleave False"),
     ("deepseek v3", {"n_group": 3}, "num_groups must divide the 8 experts"),
@@ -390,6 +430,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek v3", {"rope_parameters": {"rope_type": "yarn", "factor": 0.5, "original_max_position_embeddings": 8}},
      "factor"),
     ("deepseek v3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
+    ("deepseek v3", {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ("deepseek v3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "contradict"),
     ("deepseek v3", {"kv_lora_rank": "much"}, "kv_lora_rank"),
 ]  # fmt: skip
 

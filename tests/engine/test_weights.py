@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from solutions.engine.weights.packing import Packing
 from solutions.engine.weights.projection import projection
 from solutions.engine.weights.q4_k import split_q4_k
 from solutions.engine.weights.store import QuantizedWeights
+from solutions.engine.weights.stored import stored_file
 from solutions.quantization.exporting import Origin, export
 from solutions.quantization.methods import Settings
 from solutions.quantization.pipeline import quantize_model
@@ -166,8 +168,9 @@ def test_codes_of_q4_k_stand_for_the_same_numbers() -> None:
     check_equal("values", values.flatten(1), QuantizedLinear(stored).weight())
 
 
-def test_layers_stored_in_different_ways_stand_side_by_side() -> None:
-    layers = [ROUNDINGS[name](weight(32, seed)) for seed, name in enumerate(("q4_1", "q6_k", "int4"))]
+@pytest.mark.parametrize("formats", [("q4_1", "q6_k", "int4"), ("int8", "w8a8", "int8")])
+def test_layers_stored_in_different_ways_stand_side_by_side(formats: tuple[str, ...]) -> None:
+    layers = [ROUNDINGS[name](weight(32, seed)) for seed, name in enumerate(formats)]
     run = projection(layers, EXACT)
     tokens = torch.randn(3, 256, generator=torch.Generator().manual_seed(4))
     apart = torch.cat([projection([layer], EXACT)(tokens) for layer in layers], -1)
@@ -256,6 +259,12 @@ def test_other_families_are_rounded_too(tmp_path: Path, family: str) -> None:
     assert answer.logprobs is not None
     got = answer.logprobs[0]
     assert 0 < max(abs(value - float(wanted[token])) for token, value in got.top) < 0.2
+
+
+def test_a_folder_that_says_that_nothing_is_quantized_is_plain(tmp_path: Path) -> None:
+    for said, found in (({"bits": 4}, tmp_path), ({}, None), (None, None)):
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}), encoding="utf-8")
+        assert stored_file(str(tmp_path)) == found
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])

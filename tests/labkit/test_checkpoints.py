@@ -214,6 +214,13 @@ def test_tensors_that_follow_from_others_may_be_stored_too(tmp_path: Path) -> No
     assert load_decoder(str(tmp_path)).weights.keys() == weights.keys()
 
 
+def test_an_output_projection_that_is_not_the_embedding_it_is_said_to_be_is_refused(tmp_path: Path) -> None:
+    weights = random_weights(LLAMA, 0)
+    folder.write(tmp_path, LLAMA, weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1})
+    with pytest.raises(CheckpointError, match="set tie_word_embeddings to false"):
+        load_decoder(str(tmp_path))
+
+
 def test_what_we_write_transformers_reads_as_the_same_model(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
     config = dataclasses.replace(MODELS["qwen2-untied"], hidden_size=96)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from grader.judge.numerics import check_equal
 from labkit.quantized import QuantizedTensor
@@ -152,3 +152,23 @@ def test_a_folder_that_is_no_quantized_checkpoint_is_refused(tmp_path: Path) -> 
     config.write_text(json.dumps({key: value for key, value in entries.items() if key != "quantization_config"}))
     with pytest.raises(ValueError, match="not quantized"):
         load_quantized(tmp_path / "good")
+
+
+@pytest.mark.parametrize(
+    ("format", "scales"), [("gptq", "scales"), ("awq", "scales"), ("compressed-tensors", "weight_scale")]
+)
+def test_a_tensor_that_nobody_reads_and_scales_of_another_shape_are_refused(
+    tmp_path: Path, format: str, scales: str
+) -> None:
+    layer = "model.layers.0.self_attn.q_proj"
+    export(quantized("rtn", symmetric=False), format, tmp_path, origin(tmp_path))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {f"{layer}.more": torch.zeros(2)}, file)
+    load_quantized(tmp_path)
+    save_file(tensors | {f"{layer}.weight_g_idx": torch.ones(2)}, file)
+    with pytest.raises(ValueError, match=rf"{layer}\.weight_g_idx, which is not read"):
+        load_quantized(tmp_path)
+    save_file(tensors | {f"{layer}.{scales}": tensors[f"{layer}.{scales}"][:, :-1].contiguous()}, file)
+    with pytest.raises(ValueError, match=f"{layer} must have (scales|zero points) of the shape"):
+        load_quantized(tmp_path)

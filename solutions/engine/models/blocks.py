@@ -54,6 +54,9 @@ FeedForward = Callable[[Tensor], Tensor]
 class Attention(Protocol):
     """The attention of one layer: hidden states, and what turns heads by their places."""
 
+    window: int | None
+    """Newest tokens that a query sees, its own included; None means all."""
+
     def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`."""
 
@@ -115,6 +118,10 @@ class Decoder(Part):
             record(len(self._layers), self._rows.norm(hidden, self._norm, self._norm_eps))
         return self._head(self._rows.norm(hidden[rows], self._norm, self._norm_eps))
 
+    def num_tokens_read(self, length: int) -> float:
+        """Tokens of a text of so many that the next one has to read, on average over layers."""
+        return sum(min(length, layer.window or length) for layer in self._layers) / len(self._layers)
+
 
 class Layer(Part):
     """One transformer block: attention, then what is computed token by token, each behind a norm and added."""
@@ -126,6 +133,11 @@ class Layer(Part):
         self._attention = attention
         self._feed_forward = feed_forward
         self._norm_eps = norm_eps
+
+    @property
+    def window(self) -> int | None:
+        """See `Attention`."""
+        return self._attention.window
 
     def __call__(self, index: int, hidden: Tensor, rotation: Rotation, attend: PackedAttention) -> Tensor:
         normed = self._rows.norm(hidden, self._norms[0], self._norm_eps)
@@ -148,7 +160,7 @@ class GroupedAttention(Part):
 
     def __init__(self, config: ModelConfig, weights: Weights, name: str, window: int | None = None) -> None:
         self._config = config
-        self._window = window
+        self.window = window
         self._qkv = joined(weights, [f"{name}.{part}_proj" for part in "qkv"])
         self._out = joined(weights, [f"{name}.o_proj"])
         self._q_norm = weights.get(f"{name}.q_norm.weight")
@@ -164,7 +176,7 @@ class GroupedAttention(Part):
             q, k = rms_norm(q, self._q_norm, config.norm_eps), rms_norm(k, self._k_norm, config.norm_eps)
             turned = torch.cat((q, k), dim=1)
         q, k = rotation(turned).split_with_sizes([config.num_heads, config.num_kv_heads], dim=1)
-        read = attend(index, q, k, v, self._window)
+        read = attend(index, q, k, v, self.window)
         return self._out(read.flatten(1))
 
 

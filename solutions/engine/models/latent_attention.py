@@ -34,6 +34,8 @@ class LatentAttention:
     Source: DeepSeek-AI 2024 (2405.04434), section 2.1; module section 1.3.
     """
 
+    window: int | None = None
+
     def __init__(
         self, sizes: LatentConfig, weights: Weights, name: str, q_lora_rank: int | None, score_gain: float = 1.0
     ) -> None:

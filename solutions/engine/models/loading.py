@@ -15,7 +15,7 @@ from labkit import checkpoints
 from labkit.checkpoints import bundled, folder, hub
 from labkit.checkpoints.errors import CheckpointError
 from labkit.checkpoints.loading import Model
-from labkit.config import ModelConfig
+from labkit.config import ModelConfig, rope_entries
 from labkit.latent_config import LatentConfig
 from labkit.tokenizer import Tokenizer
 
@@ -25,7 +25,7 @@ from .group_routing import Routing
 from .llama import Llama
 from .mixtral import Mixtral
 from .qwen3 import Qwen3
-from .windows import read_windows
+from .windows import Windows, read_windows
 from .yarn import Yarn
 
 Entries = Mapping[str, Any]
@@ -35,6 +35,7 @@ Build = Callable[[Weights, torch.dtype], Decoder]
 """Makes a model of its weights, to compute in a type."""
 
 _MISTRAL_DEFAULTS = {"sliding_window": 4096}
+_MIXTRAL_DEFAULTS = {"rope_theta": 1e6}
 _QWEN_DEFAULTS = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}
 """What transformers takes for granted where a `config.json` is silent."""
 
@@ -109,6 +110,9 @@ def read_config(entries: Entries) -> tuple[ModelConfig, Build]:
     for name in _COUNTS:
         if isinstance(claimed := entries.get(name), int) and claimed > _MOST:
             raise ValueError(f"{name} is {claimed}, more than the {_MOST} that any model has; download it again")
+    model_type = _MODEL_TYPES[names[0]]
+    if entries.get("model_type", model_type) != model_type:
+        raise ValueError(f"model_type {entries['model_type']!r} is not that of {names[0]}; it must be {model_type!r}")
     try:
         return FAMILIES[names[0]](entries)
     except KeyError as error:
@@ -124,7 +128,7 @@ def _llama(entries: Entries) -> tuple[ModelConfig, Build]:
 
 def _mistral(entries: Entries) -> tuple[ModelConfig, Build]:
     core = _core(entries)
-    return core, partial(Llama, core, windows=read_windows({**_MISTRAL_DEFAULTS, **entries}, core.num_layers))
+    return core, partial(Llama, core, windows=_windows_everywhere({**_MISTRAL_DEFAULTS, **entries}, core.num_layers))
 
 
 def _qwen2(entries: Entries) -> tuple[ModelConfig, Build]:
@@ -138,9 +142,18 @@ def _qwen3(entries: Entries) -> tuple[ModelConfig, Build]:
 
 
 def _mixtral(entries: Entries) -> tuple[ModelConfig, Build]:
-    core = _core(entries)
+    core = _core({**_MIXTRAL_DEFAULTS, **entries})
     counts = {"num_experts": entries["num_local_experts"], "top_k": entries["num_experts_per_tok"]}
-    return core, partial(Mixtral, core, windows=read_windows(entries, core.num_layers), **counts)
+    _only("layer_types", entries.get("layer_types"), (None,))
+    return core, partial(Mixtral, core, windows=_windows_everywhere(entries, core.num_layers), **counts)
+
+
+def _windows_everywhere(entries: Entries, num_layers: int) -> Windows:
+    """For families that have none of Qwen's entries by which some layers go without a window."""
+    if entries.get("sliding_window") is not None:
+        _only("use_sliding_window", entries.get("use_sliding_window"), (None, True))
+        _only("max_window_layers", entries.get("max_window_layers"), (None, 0))
+    return read_windows(entries, num_layers)
 
 
 def _deepseek_v2(entries: Entries) -> tuple[ModelConfig, Build]:
@@ -167,7 +180,7 @@ def _deepseek(entries: Entries, routing: Routing) -> tuple[ModelConfig, Build]:
     """What V2 and V3 have in common."""
     _only("moe_layer_freq", entries.get("moe_layer_freq", 1), (1,))
     _only("rope_interleave", entries.get("rope_interleave", True), (True,))
-    rope = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
+    rope = rope_entries(entries)
     theta = rope.get("rope_theta") or entries.get("rope_theta") or 10_000.0
     kind = rope.get("rope_type") or rope.get("type") or "default"
     _only("rope_type", kind, ("default", "yarn"))
@@ -188,7 +201,7 @@ def _deepseek(entries: Entries, routing: Routing) -> tuple[ModelConfig, Build]:
         entries["first_k_dense_replace"],
         _yarn(rope) if kind == "yarn" else None,
     )  # fmt: skip
-    return core, lambda weights, dtype: Deepseek(config, _without_extra_layers(weights, core.num_layers), dtype)
+    return core, lambda weights, dtype: Deepseek(config, _without_extra_layers(weights), dtype)
 
 
 def _yarn(rope: Entries) -> Yarn:
@@ -211,15 +224,13 @@ def _only(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise ValueError(f"{name} {value!r} is not supported; it must be {choice}")
 
 
-def _without_extra_layers(weights: Weights, num_layers: int) -> Weights:
-    """V3 stores its modules of multi-token prediction as layers behind the last; they are no part of the decoder."""
-    layers = "model.layers."
+def _without_extra_layers(weights: Weights) -> Weights:
+    """V3 stores its modules of multi-token prediction as layers behind the last; they are no part of the decoder.
 
-    def is_extra(name: str) -> bool:
-        number = name.removeprefix(layers).partition(".")[0]
-        return name.startswith(layers) and number.isdecimal() and int(number) >= num_layers
-
-    return same_kind(weights, {name: weight for name, weight in weights.items() if not is_extra(name)})
+    They are told by `eh_proj`, which no other layer has: one that `config.json` does not count is no extra.
+    """
+    extra = tuple(name.removesuffix("eh_proj.weight") for name in weights if name.endswith(".eh_proj.weight"))
+    return same_kind(weights, {name: weight for name, weight in weights.items() if not name.startswith(extra)})
 
 
 def _folder(name: str) -> Path | None:
@@ -242,3 +253,9 @@ FAMILIES: Mapping[str, Callable[[Entries], tuple[ModelConfig, Build]]] = {
     "DeepseekV2ForCausalLM": _deepseek_v2,
     "DeepseekV3ForCausalLM": _deepseek_v3,
 }
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
+    "MistralForCausalLM": "mistral", "MinistralForCausalLM": "ministral", "MixtralForCausalLM": "mixtral",
+    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
+}  # fmt: skip
+"""What transformers goes by; a folder that says both must mean one family."""

@@ -36,13 +36,15 @@ def read_windows(entries: Mapping[str, Any], num_layers: int) -> Windows:
         num_layers: decoder layers.
 
     Raises:
-        ValueError: a window below 1, or a kind of layer that is not known.
+        ValueError: a window below 1, layers with a window and no window, or a kind of layer that is not known.
     """
-    window = entries.get("sliding_window")
+    window, kinds = entries.get("sliding_window"), entries.get("layer_types")
     if window is None or not entries.get("use_sliding_window", True):
+        if kinds and "sliding_attention" in kinds:
+            off = "sliding_window is null" if window is None else "use_sliding_window is false"
+            raise ValueError(f"layer_types has sliding_attention, but {off}; change one of them")
         return ()
     check_count("sliding_window", window, 1)
-    kinds = entries.get("layer_types")
     if kinds is None:
         first = entries.get("max_window_layers", 0)
         return [None if layer < first else window for layer in range(num_layers)]

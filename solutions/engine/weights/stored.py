@@ -20,4 +20,4 @@ def stored_file(name: str) -> Path | None:
         entries = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return path if isinstance(entries, dict) and "quantization_config" in entries else None
+    return path if isinstance(entries, dict) and entries.get("quantization_config") else None
