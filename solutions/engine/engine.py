@@ -287,8 +287,8 @@ class Engine:
             ValueError: as `add_request`; none of the prompts is answered then.
         """
         several = _several(prompts)
-        one_each = isinstance(params, (list, tuple))
-        settings = [_settings(one) for one in (params if one_each else [params] * len(several))]
+        given: Sequence[object] = params if isinstance(params, (list, tuple)) else [params] * len(several)
+        settings = [_settings(one) for one in given]
         if len(settings) != len(several):
             raise ValueError(f"{len(several)} prompts need as many params, got {len(settings)}")
         return self._serve([
