@@ -147,6 +147,8 @@ def test_ends(make_engine: Any) -> None:
     cut = engine.generate([PROMPTS[0]], replace(GREEDY, stop=(stop,)))[0][0]
     assert cut.finish_reason == "stop"
     assert cut.text == whole.text[: whole.text.index(stop)]
+    last = engine.generate([PROMPTS[0]], replace(GREEDY, stop=(whole.text,)))[0][0]
+    assert (last.finish_reason, last.text, len(last.tokens)) == ("stop", "", 8), "complete with the last token of all"
     eos = engine.tokenizer.stop_ids[0]
     biased = replace(GREEDY, logit_bias=((eos, 100.0),), ignore_eos=False)
     ended = engine.generate([PROMPTS[0]], biased)[0][0]
@@ -189,7 +191,7 @@ def test_penalties_and_biases(make_engine: Any, oracle_logits: Logits) -> None:
 
 
 def test_logprobs_are_the_models_own(make_engine: Any, oracle_logits: Logits) -> None:
-    params = replace(SETTINGS[2], logprobs=3)
+    params = replace(SETTINGS[2], logprobs=3, repetition_penalty=1.5, presence_penalty=1.0, logit_bias=((9, 8.0),))
     answer = make_engine().generate([PROMPTS[2]], params)[0][0]
     assert answer.logprobs is not None and len(answer.logprobs) == len(answer.tokens)
     text = list(PROMPTS[2])
@@ -223,6 +225,7 @@ def test_an_abort_frees_everything_at_once(make_engine: Any) -> None:
         ([1] * 60, GREEDY, "the pool has 4"),
         ([1], replace(GREEDY, n=5), "max_running, 2"),
         ([1], replace(GREEDY, logit_bias=((60_000, 1.0),)), "60000"),
+        ([1], replace(GREEDY, logit_bias=((49_152, 1.0),)), "49152"),
     ],
 )
 def test_what_can_never_run_is_refused_at_once(
