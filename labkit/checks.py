@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 
@@ -18,6 +19,13 @@ def check_count(name: str, value: int, least: int) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an int of at least {least}, got {value!r}")
+
+
+def is_finite_number(value: object) -> bool:
+    """Whether a value is an int or a float, and finite as a float; True and False are no numbers here."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def check_tokens(name: str, tokens: Sequence[int], vocab_size: int | None = None) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from labkit.checks import is_finite_number
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature is {self.temperature}; give a finite number ≥ 0 (0 means greedy)")
+        if not (is_finite_number(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature is {self.temperature!r}; give a finite number ≥ 0 (0 means greedy)")
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k!r}; give an integer ≥ 0 (0 keeps all tokens)")
-        if not 0 <= self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; give a number from 0 to 1 (1 keeps all tokens)")
-        if not (math.isfinite(self.min_p) and self.min_p >= 0):
-            raise ValueError(f"min_p is {self.min_p}; give a finite number ≥ 0 (0 keeps all tokens)")
+        if not (is_finite_number(self.top_p) and 0 <= self.top_p <= 1):
+            raise ValueError(f"top_p is {self.top_p!r}; give a number from 0 to 1 (1 keeps all tokens)")
+        if not (is_finite_number(self.min_p) and self.min_p >= 0):
+            raise ValueError(f"min_p is {self.min_p!r}; give a finite number ≥ 0 (0 keeps all tokens)")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed is {self.seed!r}; give an integer")

@@ -40,10 +40,11 @@ class Answer:
             model_stop_ids: tokens by which the model itself ends a text.
 
         Returns:
-            The text that they release, and why the answer ends with them, if it does.
+            The text that they release, and why the answer ends with them, if it does: an abort if its constraint
+            can't be followed any further.
         """
-        if self.matcher is not None:
-            self.matcher.accept(tokens)
+        if self.matcher is not None and self.matcher.has_failed:
+            return self.text.finish(), FinishReason.ABORT
         piece = ""
         for token in tokens:
             if token in params.stop_token_ids or (token in model_stop_ids and not params.ignore_eos):
@@ -52,8 +53,9 @@ class Answer:
             piece += self.text.feed(token)
             if self.text.stopped:
                 return piece, FinishReason.STOP
-            if self.matcher is not None and self.matcher.is_complete and token == tokens[-1]:
-                return piece + self.text.finish(), FinishReason.STOP
+            if self.matcher is not None and self.matcher.accept(token):
+                failed = self.matcher.has_failed
+                return piece + self.text.finish(), FinishReason.ABORT if failed else FinishReason.STOP
             if self.num_tokens == params.max_tokens:
                 return piece + self.text.finish(), FinishReason.LENGTH
         return piece, None

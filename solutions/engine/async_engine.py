@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from .engine import Engine, Progress, Prompt
@@ -14,6 +15,9 @@ from .grammar import Constraint
 from .sampling_params import SamplingParams
 
 T = TypeVar("T")
+
+Tell = Callable[[Progress | Exception], None]
+"""Takes what a stream is to be told; each stream has its own."""
 
 
 def made_apart(make: Callable[[], T]) -> T:
@@ -45,8 +49,8 @@ class AsyncEngine:
         self._engine = engine
         self._wishes: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._streams: dict[str, Callable[[Progress | Exception], object]] = {}
-        self._closing = False
+        self._streams: dict[str, Tell] = {}
+        self._closing = self._has_ended = False
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -71,20 +75,23 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Progress | Exception] = asyncio.Queue()
 
+        def tell(item: Progress | Exception) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+
         def add() -> str:
             name = self._engine.add_request(
                 prompt, params, request_id=request_id, priority=priority, salt=salt, constraint=constraint,
                 adapter=adapter,
             )  # fmt: skip
-            self._streams[name] = lambda item: loop.call_soon_threadsafe(queue.put_nowait, item)
+            self._streams[name] = tell
             return name
 
         adding = self._ask(add)
         try:
             name = await asyncio.wrap_future(adding)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             # The thread may be about to take it in: then it has to be let go of again.
-            adding.add_done_callback(self._let_go_if_added)
+            adding.add_done_callback(partial(self._let_go_if_added, tell))
             raise
         left = params.n
         try:
@@ -95,7 +102,7 @@ class AsyncEngine:
                 left -= item.completion is not None
                 yield item
         finally:
-            self._let_go(name)
+            self._let_go(tell, name)
 
     async def ask(self, question: Callable[[Engine], T]) -> T:
         """Calls a function with the engine between two steps."""
@@ -127,23 +134,25 @@ class AsyncEngine:
                 future.set_exception(error)
 
         with self._wake:
-            if self.error is not None or not self._thread.is_alive():
+            if self.error is not None or self._has_ended:
                 future.set_exception(self.error or EngineFailed("the engine has shut down"))
             else:
                 self._wishes.append(grant)
                 self._wake.notify()
         return future
 
-    def _let_go(self, name: str) -> None:
+    def _let_go(self, tell: Tell, name: str) -> None:
         def end() -> None:
-            self._streams.pop(name, None)
-            self._engine.abort(name)
+            # Once a request has ended another may have got its name.
+            if self._streams.get(name) is tell:
+                del self._streams[name]
+                self._engine.abort(name)
 
         self._ask(end)
 
-    def _let_go_if_added(self, adding: Future[str]) -> None:
+    def _let_go_if_added(self, tell: Tell, adding: Future[str]) -> None:
         if not adding.cancelled() and adding.exception() is None:
-            self._let_go(adding.result())
+            self._let_go(tell, adding.result())
 
     def _end_all(self) -> None:
         for name in list(self._streams):
@@ -156,6 +165,7 @@ class AsyncEngine:
             with self._wake:
                 while not self._wishes and not self._engine.has_work:
                     if self._closing:
+                        self._has_ended = True
                         return
                     self._wake.wait(timeout=0.5)
                 wishes = list(self._wishes)
@@ -170,8 +180,14 @@ class AsyncEngine:
                 return
 
     def _tell(self, name: str, item: Any) -> None:
-        if name in self._streams:
+        if name not in self._streams:
+            return
+        try:
             self._streams[name](item)
+        except RuntimeError:  # its event loop was closed, and nobody else will let go of it
+            del self._streams[name]
+            if self.error is None:
+                self._engine.abort(name)
 
     def _fail(self, error: Exception) -> None:
         failure = EngineFailed(f"a step failed: {type(error).__name__} {error}")

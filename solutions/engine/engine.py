@@ -177,7 +177,7 @@ class Engine:
             ValueError: an empty prompt, ids outside the vocabulary, a name that is taken, a constraint that can't be
                 followed, an unknown adapter, or a request that could never run. Nothing has changed then.
         """
-        params = params or SamplingParams()
+        params = _settings(params)
         self._adapters.check(adapter)
         ids, name = self._ids(prompt), self._name(request_id)
         for token, _ in params.logit_bias:
@@ -290,12 +290,12 @@ class Engine:
             ValueError: as `add_request`; none of the prompts is answered then.
         """
         several = _several(prompts)
-        settings = [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
+        given: Sequence[object] = params if isinstance(params, (list, tuple)) else [params] * len(several)
+        settings = [_settings(one) for one in given]
         if len(settings) != len(several):
             raise ValueError(f"{len(several)} prompts need as many params, got {len(settings)}")
         return self._serve([
-            (partial(self.add_request, prompt, one), (one or SamplingParams()).n)
-            for prompt, one in zip(several, settings, strict=True)
+            (partial(self.add_request, prompt, one), one.n) for prompt, one in zip(several, settings, strict=True)
         ])  # fmt: skip
 
     def beam_search(
@@ -328,6 +328,8 @@ class Engine:
         self._memory.check_idle()
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise ValueError(f"prompt must be a text or a list of token ids, got {prompt!r}")
         ids = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
         return tuple(check_tokens("prompt", ids, self._vocab_size))
 
@@ -352,15 +354,15 @@ class Engine:
         try:
             for add, _ in wishes:
                 names.append(add())
-        except ValueError:
+            done: dict[str, list[Completion]] = {name: [] for name in names}
+            while any(len(done[name]) < wanted for name, (_, wanted) in zip(names, wishes, strict=True)):
+                for progress in self.step():
+                    if progress.completion is not None and progress.request_id in done:
+                        done[progress.request_id].append(progress.completion)
+        except BaseException:  # a notebook's interrupt, too, must leave nothing behind that is served on
             for name in names:
                 self.abort(name)
             raise
-        done: dict[str, list[Completion]] = {name: [] for name in names}
-        while any(len(done[name]) < wanted for name, (_, wanted) in zip(names, wishes, strict=True)):
-            for progress in self.step():
-                if progress.completion is not None and progress.request_id in done:
-                    done[progress.request_id].append(progress.completion)
         return [sorted(done[name], key=lambda one: one.index) for name in names]
 
     def _close_search(self, name: str) -> list[Completion]:
@@ -374,6 +376,8 @@ class Engine:
         """Follows one answer; the vocabulary is made ready for it when the first constraint comes."""
         if constraint is None:
             return None
+        if not isinstance(constraint, Constraint):
+            raise ValueError(f"constraint must be a Constraint, such as Constraint.json_schema(…), got {constraint!r}")
         if self._grammars is None:
             self._grammars = GrammarCompiler(self.tokenizer, self._vocab_size)
         return self._grammars.start(constraint)
@@ -423,10 +427,19 @@ class Engine:
         self.metrics.num_drafted_tokens += sum(work.num_drafts for work in step.work)
 
 
+def _settings(params: object) -> SamplingParams:
+    """What was asked for, or what goes without saying; refuses the likes of a dict, and lab 07's smaller settings."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ValueError(f"params must be solutions.engine.SamplingParams or None, got {params!r}")
+    return params or SamplingParams()
+
+
 def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """One prompt or many as a list; a list of numbers is one."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts must be a text, a list of token ids, or a list of either, got {prompts!r}")
     found = list(prompts)
     if found and all(isinstance(item, int) for item in found):
         return [[item for item in found if isinstance(item, int)]]

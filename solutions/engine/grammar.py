@@ -41,8 +41,17 @@ class Constraint:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any]) -> Constraint:
-        """Of a schema as Python has it."""
-        return cls("json_schema", json.dumps(schema))
+        """Of a schema as Python has it.
+
+        Raises:
+            ValueError: it holds what JSON has no form for.
+        """
+        try:
+            return cls("json_schema", json.dumps(schema))
+        except TypeError as error:
+            raise ValueError(
+                f"a JSON schema consists of dicts, lists, texts, numbers, bools and None: {error}"
+            ) from None
 
 
 class GrammarCompiler:
@@ -64,7 +73,8 @@ class GrammarCompiler:
         """A matcher at the beginning of an answer.
 
         Raises:
-            ValueError: the schema, expression or grammar can't be used; the message names the keyword or place.
+            ValueError: the schema, expression or grammar can't be used, or there is no text that follows it; the
+                message names the keyword or place.
         """
         try:
             grammar = {
@@ -77,8 +87,13 @@ class GrammarCompiler:
         except Exception as error:
             raise ValueError(f"this {constraint.kind} can't be used: {error}") from error
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        # What llguidance only warns of, it doesn't keep to: a schema may ask for that by its own "x-guidance".
+        if matcher.is_error() or (warnings := matcher.get_grammar_warnings()):
+            raise ValueError(f"this {constraint.kind} can't be used: {matcher.get_error() or '; '.join(warnings)}")
+        matcher.compute_bitmask()
         if matcher.is_error():
-            raise ValueError(f"this {constraint.kind} can't be used: {matcher.get_error()}")
+            why = matcher.get_error().partition("\n")[0]
+            raise ValueError(f"this {constraint.kind} can't be used: no text follows it ({why})")
         return Matcher(matcher, self._vocab_size, self._threads)
 
 
@@ -125,17 +140,15 @@ class Matcher:
         visit(-1)
         return masks
 
-    def accept(self, tokens: Sequence[int]) -> None:
-        """The answer has grown by these tokens; what comes behind the end of the grammar is not looked at."""
-        for token in tokens:
-            if self._matcher.is_stopped():
-                return
-            self._matcher.consume_token(token)
+    def accept(self, token: int) -> bool:
+        """The answer has grown by a token. Returns whether nothing can follow any more."""
+        self._matcher.consume_token(token)
+        return bool(self._matcher.is_stopped())
 
     @property
-    def is_complete(self) -> bool:
-        """Whether nothing can follow any more."""
-        return bool(self._matcher.is_stopped())
+    def has_failed(self) -> bool:
+        """Whether llguidance has given up: the automaton of an answer may outgrow its limits half way."""
+        return bool(self._matcher.is_error())
 
     def _mask(self) -> Tensor:
         packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
@@ -151,9 +164,17 @@ class _Vocabulary:
         self.eos_token_id = tokenizer.stop_ids[0]
         self.bos_token_id = None
         found = tokenizer.vocabulary_bytes(vocab_size)
-        # llguidance wants bytes for every id; control tokens are told by their number.
-        self.tokens = [b"" if data is None else data for data in found]
         self.special_token_ids = [token for token, data in enumerate(found) if data is None]
+        # llguidance wants bytes for every id; a grammar calls control tokens by their names.
+        self.tokens = [_name(tokenizer, token) if data is None else data for token, data in enumerate(found)]
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._encode(text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text)
+
+
+def _name(tokenizer: Tokenizer, token: int) -> bytes:
+    """Of a control token; none if the tokenizer doesn't have that id."""
+    try:
+        return tokenizer.token_bytes(token, special=True)
+    except ValueError:
+        return b""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import labkit.sampling_params as labkit_params
-from labkit.checks import check_count
+from labkit.checks import check_count, is_finite_number
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 64
+MAX_BIAS = 100.0
+MAX_REPETITION_PENALTY = 100.0
+"""It and its inverse are the bounds: logits must stay finite, or one request ends the step of all."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class SamplingParams(labkit_params.SamplingParams):
         ignore_eos: whether to write on past the model's end-of-text tokens.
         presence_penalty: taken from the logit of each token that the answer holds already, -2 to 2.
         frequency_penalty: taken as often as the answer holds the token, -2 to 2.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer, above 0.
-        logit_bias: pairs (token id, number to add to its logit).
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer, 0.01 to 100.
+        logit_bias: pairs (token id, number to add to its logit, -100 to 100).
         logprobs: report each token's log-probability and those of so many most likely ones; None for no report.
 
     Raises:
@@ -52,20 +54,30 @@ class SamplingParams(labkit_params.SamplingParams):
         check_count("n", self.n, 1)
         if self.n > MAX_SAMPLES:
             raise ValueError(f"n must be at most {MAX_SAMPLES}, got {self.n}")
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+        if not isinstance(self.stop, (tuple, list)) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop must be a tuple of texts that are not empty, got {self.stop!r}")
+        if not isinstance(self.stop_token_ids, (tuple, list)):
+            raise ValueError(f"stop_token_ids must be a tuple of token ids, got {self.stop_token_ids!r}")
         for token in self.stop_token_ids:
             check_count("each of stop_token_ids", token, 0)
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and -2 <= value <= 2):
-                raise ValueError(f"{name} must be a number from -2 to 2, got {value}")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise ValueError(f"repetition_penalty must be a finite number above 0, got {self.repetition_penalty}")
+            if not (is_finite_number(value) and -2 <= value <= 2):
+                raise ValueError(f"{name} must be a number from -2 to 2, got {value!r}")
+        penalty, most = self.repetition_penalty, MAX_REPETITION_PENALTY
+        if not (is_finite_number(penalty) and 1 / most <= penalty <= most):
+            raise ValueError(f"repetition_penalty must be a number from {1 / most:g} to {most:g}, got {penalty!r}")
+        pairs = self.logit_bias if isinstance(self.logit_bias, (tuple, list)) else (None,)
+        if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
+            raise ValueError(f"logit_bias must be a tuple of pairs (token id, number), got {self.logit_bias!r}")
         for token, bias in self.logit_bias:
             check_count("each token of logit_bias", token, 0)
-            if not math.isfinite(bias):
-                raise ValueError(f"logit_bias of token {token} must be finite, got {bias}")
+            if not (is_finite_number(bias) and -MAX_BIAS <= bias <= MAX_BIAS):
+                raise ValueError(
+                    f"logit_bias of token {token} must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}, got {bias!r}"
+                )
         if self.logprobs is not None:
             check_count("logprobs", self.logprobs, 0)
             if self.logprobs > MAX_LOGPROBS:

@@ -33,6 +33,13 @@ def test_a_stop_text_over_several_tokens_is_never_shown(tokenizer: Tokenizer) ->
     assert stream.stopped and stream.text == "abc" and stream.finish() == ""
 
 
+def test_of_stop_texts_in_one_token_the_first_in_the_text_ends_it(tokenizer: Tokenizer) -> None:
+    (token,) = tokenizer.encode(" day")
+    for stops in (("y", "a"), ("a", "y"), ("ay", "a")):
+        stream = TextStream(tokenizer, stops)
+        assert stream.feed(token) == " d" and stream.stopped
+
+
 def test_what_only_looked_like_a_stop_text_is_released(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer, ("\nUser:",))
     first, second = ids_of(tokenizer, "end\nUs", "ual")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from grader.judge.numerics import check_close
 from labkit.distribution import token_distribution
 from labkit.randomness import uniform
+from labkit.sampling_params import SamplingParams as LabParams
 from solutions.engine import Completion, Engine, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -145,6 +147,8 @@ def test_ends(make_engine: Any) -> None:
     cut = engine.generate([PROMPTS[0]], replace(GREEDY, stop=(stop,)))[0][0]
     assert cut.finish_reason == "stop"
     assert cut.text == whole.text[: whole.text.index(stop)]
+    last = engine.generate([PROMPTS[0]], replace(GREEDY, stop=(whole.text,)))[0][0]
+    assert (last.finish_reason, last.text, len(last.tokens)) == ("stop", "", 8), "complete with the last token of all"
     eos = engine.tokenizer.stop_ids[0]
     biased = replace(GREEDY, logit_bias=((eos, 100.0),), ignore_eos=False)
     ended = engine.generate([PROMPTS[0]], biased)[0][0]
@@ -187,7 +191,7 @@ def test_penalties_and_biases(make_engine: Any, oracle_logits: Logits) -> None:
 
 
 def test_logprobs_are_the_models_own(make_engine: Any, oracle_logits: Logits) -> None:
-    params = replace(SETTINGS[2], logprobs=3)
+    params = replace(SETTINGS[2], logprobs=3, repetition_penalty=1.5, presence_penalty=1.0, logit_bias=((9, 8.0),))
     answer = make_engine().generate([PROMPTS[2]], params)[0][0]
     assert answer.logprobs is not None and len(answer.logprobs) == len(answer.tokens)
     text = list(PROMPTS[2])
@@ -221,6 +225,7 @@ def test_an_abort_frees_everything_at_once(make_engine: Any) -> None:
         ([1] * 60, GREEDY, "the pool has 4"),
         ([1], replace(GREEDY, n=5), "max_running, 2"),
         ([1], replace(GREEDY, logit_bias=((60_000, 1.0),)), "60000"),
+        ([1], replace(GREEDY, logit_bias=((49_152, 1.0),)), "49152"),
     ],
 )
 def test_what_can_never_run_is_refused_at_once(
@@ -242,10 +247,61 @@ def test_what_can_never_run_is_refused_at_once(
     [
         dict(max_tokens=0), dict(n=0), dict(n=65), dict(stop="text"), dict(stop=("",)), dict(stop_token_ids=(-1,)),
         dict(presence_penalty=2.5), dict(frequency_penalty=math.nan), dict(repetition_penalty=0.0),
-        dict(logit_bias=((1, math.inf),)), dict(logprobs=21), dict(temperature=-1.0),
+        dict(logit_bias=((1, math.inf),)), dict(logprobs=21), dict(temperature=-1.0), dict(temperature=True),
+        dict(temperature=np.float32(0.7)), dict(temperature="1"), dict(temperature=10**400), dict(top_p=None),
+        dict(top_p=False), dict(top_p=np.float32(0.5)), dict(min_p=True), dict(min_p="0"), dict(stop=None),
+        dict(stop=7), dict(stop=[1]), dict(stop=iter("ab")), dict(stop_token_ids=7), dict(ignore_eos="no"),
+        dict(presence_penalty=True), dict(presence_penalty="1"), dict(frequency_penalty=None),
+        dict(repetition_penalty="1"), dict(repetition_penalty=1e-40), dict(repetition_penalty=1e39),
+        dict(logit_bias={1: 2.0}), dict(logit_bias=None), dict(logit_bias=((1, 2.0, 3.0),)),
+        dict(logit_bias=((1, "2"),)), dict(logit_bias=((1, 100.5),)), dict(logit_bias=((1, True),)),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    assert SamplingParams(max_tokens=1).max_tokens == 1
+    assert SamplingParams(max_tokens=1, stop=["a"], logit_bias=[(1, 100)], top_p=1, min_p=1).max_tokens == 1
     with pytest.raises(ValueError, match=next(iter(wrong))):
         SamplingParams(**wrong)
+
+
+def test_settings_at_their_bounds_give_tokens(make_engine: Any) -> None:
+    greedy = make_engine().generate([[5]], replace(GREEDY, max_tokens=3))[0][0].tokens
+    most = dict(presence_penalty=2, frequency_penalty=2, logit_bias=((9, 100), (9, 100.0), (8, -100)))
+    extremes = [
+        dict(temperature=1e-320), dict(temperature=1e-6), dict(top_p=1e-9), dict(top_p=0), dict(min_p=1e300),
+        dict(top_k=1), dict(temperature=1e308, top_k=2**70), dict(repetition_penalty=0.01, **most),
+        dict(repetition_penalty=100, **most),
+    ]  # fmt: skip
+    settings = [SamplingParams(**{"max_tokens": 3, "ignore_eos": True, **one}) for one in extremes]
+    tokens = texts(make_engine(), [[5]] * len(settings), settings)
+    assert tokens[:6] == [greedy] * 6
+    assert all(len(one) == 3 for one in tokens)
+
+
+@pytest.mark.parametrize("wrong", [None, 7, b"text", [[5], None], [[5], b"text"], [[5], 7.5], np.array([5, 6])])
+def test_what_is_no_prompt_is_refused(make_engine: Any, wrong: Any) -> None:
+    engine = make_engine()
+    assert len(engine.generate(["text", [5]], GREEDY)) == 2
+    with pytest.raises(ValueError, match="prompt"):
+        engine.generate(wrong, GREEDY)
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("wrong", [dict(temperature=0.0), [dict(temperature=0.0)], LabParams(), "greedy"])
+def test_what_are_no_settings_is_refused(make_engine: Any, wrong: Any) -> None:
+    with pytest.raises(ValueError, match="params"):
+        make_engine().generate([[5]], wrong)
+
+
+def test_an_interrupted_call_leaves_nothing_to_do(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    step, turns = engine.step, iter([False, False, True])
+
+    def interrupted() -> Any:
+        if next(turns):
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS, GREEDY)
+    engine.check_idle()

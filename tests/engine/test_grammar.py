@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from solutions.engine import SamplingParams
+from solutions.engine.answer import Answer
+from solutions.engine.detokenizer import TextStream
 from solutions.engine.grammar import Constraint
+from solutions.engine.request import FinishReason
 from solutions.engine.speculation import SpeculationConfig
 from solutions.speculative.ngram import NgramDrafter
 
@@ -23,6 +26,8 @@ SCHEMA = {
     "required": ["name", "age", "kind"],
     "additionalProperties": False,
 }
+
+COERCED = {"x-guidance": {"coerce_one_of": True}}
 
 
 def answer(engine: Any, constraint: Constraint | None, params: SamplingParams) -> list[Any]:
@@ -76,6 +81,13 @@ def test_the_unconstrained_beside_it_are_left_alone(make_engine: Any) -> None:
         (Constraint("json_schema", "{"), "json_schema"),
         (Constraint("regex", "(ab"), "regex"),
         (Constraint("lark", "start: MISSING"), "MISSING"),
+        (Constraint("lark", "start: <|nobody|>"), "nobody"),
+        (Constraint.json_schema({"not": {}, "x-guidance": {"lenient": True}}), '"not"'),
+        (Constraint.json_schema({"oneOf": [{"type": "string"}, {"minLength": 1}], **COERCED}), "oneOf"),
+        (Constraint.json_schema({"$ref": "#"}), "no text follows it"),
+        (Constraint("regex", r"[^\s\S]"), "no text follows it"),
+        (Constraint("lark", 'start: start "a"'), "no text follows it"),
+        ({"type": "object"}, r"Constraint\.json_schema"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_name(make_engine: Any, constraint: Constraint, named: str) -> None:
@@ -90,6 +102,37 @@ def test_what_cannot_be_followed_is_refused_by_name(make_engine: Any, constraint
 def test_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="yaml"):
         Constraint("yaml", "a: b")
+    with pytest.raises(ValueError, match=r"dicts, lists.*set"):
+        Constraint.json_schema({"enum": {1, 2}})
+
+
+def test_a_grammar_calls_control_tokens_by_their_names(make_engine: Any) -> None:
+    engine = make_engine()
+    matcher = engine._matcher(Constraint("lark", 'start: "a" <|im_start|>'))
+    (a,), (control,) = engine.tokenizer.encode("a"), engine.tokenizer.encode("<|im_start|>", special=True)
+    assert [row.nonzero().flatten().tolist() for row in matcher.masks([a])] == [[a], [control]]
+    spelled = engine._matcher(Constraint("regex", r"<\|im_start\|>")).masks(())[0]
+    assert spelled.any() and not spelled[control], "its name written out is only text"
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_an_answer_ends_with_its_grammar_wherever_a_step_ends(make_engine: Any, ignore_eos: bool) -> None:
+    engine = make_engine()
+    (a,), (b,) = map(engine.tokenizer.encode, "ab")
+    stop_ids = engine.tokenizer.stop_ids
+    for tokens in ([a, b, a], [a, b, a, stop_ids[0]], [a, b, a, stop_ids[0], b]):
+        matcher = engine._matcher(Constraint("regex", "aba"))
+        one = Answer("it", 0, TextStream(engine.tokenizer), matcher)
+        assert one.read(tokens, SamplingParams(ignore_eos=ignore_eos), stop_ids) == ("aba", FinishReason.STOP)
+        assert one.num_tokens == 3
+
+
+def test_an_automaton_that_outgrows_its_limits_ends_the_answer_as_no_success(make_engine: Any) -> None:
+    engine = make_engine()
+    never = tuple((token, -100) for token in engine.tokenizer.stop_ids)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=90, logit_bias=never)
+    (one,) = answer(engine, Constraint("regex", "((a{0,50}b?){0,50}){0,50}"), params)
+    assert one.finish_reason == "abort" and 0 < len(one.tokens) < 90
 
 
 def test_masks_leave_the_matcher_where_it_was(make_engine: Any) -> None:

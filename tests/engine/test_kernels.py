@@ -237,6 +237,12 @@ def test_tokens_are_drawn_as_by_lab_07(interpreted: None) -> None:
         request = Request(str(place), (1,), params, KVManager(1, 4).new_table())
         rows.append(Row(place, request))
     assert draw_fused(logits, rows, uniforms).tolist() == draw_filtered(logits, rows, uniforms).tolist()
+    for params in (SamplingParams(temperature=1e-320), SamplingParams(temperature=1e-40), SamplingParams(min_p=1e300)):
+        extreme = [replace(row, request=Request("0", (1,), params, KVManager(1, 4).new_table())) for row in rows]
+        assert draw_fused(logits, extreme, uniforms).tolist() == logits.argmax(-1).tolist()
+    widest = SamplingParams(temperature=1e308, top_k=2**70)
+    extreme = [replace(row, request=Request("0", (1,), widest, KVManager(1, 4).new_table())) for row in rows]
+    assert draw_fused(logits, extreme, uniforms).tolist() == draw_filtered(logits, extreme, uniforms).tolist()
     broken = logits.clone()
     broken[3, 1], broken[5] = torch.nan, -torch.inf
     with pytest.raises(ValueError, match="logits row 3 holds NaN"):

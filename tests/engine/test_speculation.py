@@ -102,6 +102,7 @@ def answers(engine: Any) -> list[list[tuple[int, ...]]]:
     """All samples of all prompts."""
     done = engine.generate(PROMPTS, SETTINGS)
     engine.check_idle()
+    assert engine._speculator is None or not engine._speculator._drafters, "a request that ended is remembered"
     return [[one.tokens for one in several] for several in done]
 
 
