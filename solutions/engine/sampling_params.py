@@ -24,8 +24,8 @@ class SamplingParams(labkit_params.SamplingParams):
         ignore_eos: whether to write on past the model's end-of-text tokens.
         presence_penalty: taken from the logit of each token that the answer holds already, -2 to 2.
         frequency_penalty: taken as often as the answer holds the token, -2 to 2.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer, above 0.
-        logit_bias: pairs (token id, number to add to its logit).
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer, 0.01 to 100.
+        logit_bias: pairs (token id, number to add to its logit, -100 to 100).
         logprobs: report each token's log-probability and those of so many most likely ones; None for no report.
 
     Raises:
@@ -60,12 +60,13 @@ class SamplingParams(labkit_params.SamplingParams):
             value = getattr(self, name)
             if not (math.isfinite(value) and -2 <= value <= 2):
                 raise ValueError(f"{name} must be a number from -2 to 2, got {value}")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise ValueError(f"repetition_penalty must be a finite number above 0, got {self.repetition_penalty}")
+        # Within these bounds no logit gets infinite.
+        if not 0.01 <= self.repetition_penalty <= 100:
+            raise ValueError(f"repetition_penalty must be a number from 0.01 to 100, got {self.repetition_penalty}")
         for token, bias in self.logit_bias:
             check_count("each token of logit_bias", token, 0)
-            if not math.isfinite(bias):
-                raise ValueError(f"logit_bias of token {token} must be finite, got {bias}")
+            if not -100 <= bias <= 100:
+                raise ValueError(f"logit_bias of token {token} must be a number from -100 to 100, got {bias}")
         if self.logprobs is not None:
             check_count("logprobs", self.logprobs, 0)
             if self.logprobs > MAX_LOGPROBS:
