@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import reprlib
 import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -94,6 +96,7 @@ def make_app(engine: Engine, config: ServerConfig | None = None) -> FastAPI:
         await service.serving.shut_down(config.patience)
 
     app = FastAPI(title="Inference workbook", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.serving = service.serving
     app.middleware("http")(_guard(config))
     app.exception_handler(Refused)(_refused)
     app.exception_handler(RequestValidationError)(_invalid)
@@ -129,6 +132,38 @@ def make_app(engine: Engine, config: ServerConfig | None = None) -> FastAPI:
         return await service.complete(body, request)
 
     return app
+
+
+def run(app: FastAPI, listener: socket.socket, patience: float) -> None:
+    """Serves until a signal ends it.
+
+    Args:
+        app: of `make_app`.
+        listener: a bound socket.
+        patience: seconds from the signal on in which answers may end by themselves.
+    """
+    # The second is for those that were told of the end to read it.
+    settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(patience) + 2)
+    _Server(settings, app.state.serving, patience).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's ends the application when all connections are closed: too late to end what they wait for."""
+
+    def __init__(self, config: uvicorn.Config, serving: AsyncEngine, patience: float) -> None:
+        super().__init__(config)
+        self._serving, self._patience = serving, patience
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes connections as their answers end, which is at once when patience does, or a second Ctrl-C comes."""
+        ending = asyncio.ensure_future(self._serving.shut_down(self._patience))
+        await super().shutdown(sockets)
+        if self.force_exit:
+            ending.cancel()
+            await self._serving.shut_down(0.0)
+            await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0)), *self.server_state.tasks], timeout=1.0)
+        else:
+            await ending
 
 
 class _Service:
