@@ -162,6 +162,7 @@ class _Server(uvicorn.Server):
             ending.cancel()
             await self._serving.shut_down(0.0)
             await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0)), *self.server_state.tasks], timeout=1.0)
+            await self.lifespan.shutdown()
         else:
             await ending
 

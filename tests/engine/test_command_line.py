@@ -52,12 +52,15 @@ def test_a_line_that_is_no_text_is_refused() -> None:
     assert done.returncode == 2 and b"Traceback" not in done.stdout + done.stderr
 
 
-def test_a_signal_ends_what_is_streamed_and_a_taken_port_is_named() -> None:
+@pytest.mark.parametrize(("signals", "patience"), [((signal.SIGTERM,), "1"), ((signal.SIGINT, signal.SIGINT), "600")])
+def test_a_signal_ends_what_is_streamed_and_a_taken_port_is_named(
+    signals: tuple[signal.Signals, ...], patience: str
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = command("serve", "--port", port, "--patience", "1")
+    words = command("serve", "--port", port, "--patience", patience)
     serving = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         url, until = f"http://127.0.0.1:{port}", time.monotonic() + 60
@@ -74,11 +77,13 @@ def test_a_signal_ends_what_is_streamed_and_a_taken_port_is_named() -> None:
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
-            serving.send_signal(signal.SIGTERM)
+            for one in signals:
+                serving.send_signal(one)
+                time.sleep(0.3)
             *_, last, end = [line for line in lines if line]
         assert end == "data: [DONE]"
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
-        assert serving.wait(30) in (0, -signal.SIGTERM)
+        assert serving.wait(30) in (0, 130, -signal.SIGTERM)
         assert serving.stdout is not None and b"Traceback" not in serving.stdout.read()
     finally:
         serving.kill()
