@@ -174,6 +174,23 @@ def test_offsets_point_into_the_text(running: Running) -> None:
     assert {len(one) for one in whole.top_logprobs} == {3}, "parts of characters are told apart by their bytes"
 
 
+def test_other_ways_to_say_the_same(running: Running) -> None:
+    """Parts of a text are joined, a developer is a system, and of two limits the newer counts."""
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "have."}]
+    answers = [
+        running.post(
+            "/v1/chat/completions", {**CHAT, "messages": [first, *CHAT["messages"]], "seed": 1, **limits}
+        ).json()
+        for first, limits in (
+            ({"role": "system", "content": "Behave."}, {"max_tokens": 3}),
+            ({"role": "developer", "content": parts}, {"max_tokens": 9, "max_completion_tokens": 3}),
+        )
+    ]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    counts = [{**one["usage"], "prompt_tokens_details": None} for one in answers]
+    assert counts[0] == counts[1], "the prompts or the limits differ"
+
+
 def test_null_is_as_good_as_not_given(running: Running) -> None:
     names = ("temperature", "top_p", "n", "stop", "seed", "stream", "logprobs", "stream_options", "user", "logit_bias")
     assert running.post("/v1/chat/completions", {**CHAT, **dict.fromkeys(names)}).status_code == 200
@@ -279,12 +296,14 @@ def test_other_refusals(running: Running) -> None:
 def test_too_many_at_once_are_told_to_come_back(running: Running) -> None:
     statuses: list[int] = []
     retry: list[str | None] = []
+    served: list[str] = []
 
     def ask() -> None:
         response = running.post("/v1/chat/completions", {**CHAT, "max_tokens": 60})
         statuses.append(response.status_code)
         if response.status_code == 429:
             retry.append(response.headers.get("retry-after"))
+            served.append(response.json()["error"]["message"].partition(" ")[0])
 
     threads = [threading.Thread(target=ask) for _ in range(12)]
     for thread in threads:
@@ -292,6 +311,7 @@ def test_too_many_at_once_are_told_to_come_back(running: Running) -> None:
     for thread in threads:
         thread.join()
     assert set(statuses) == {200, 429} and set(retry) == {"1"}
+    assert set(served) == {"4"}, "as many as are allowed, and no more"
     running.wait_until_idle()
 
 
