@@ -81,10 +81,23 @@ class Tokenizer:
             special: recognise control tokens such as `<|im_end|>` in the text, and put the token in front that the
                 model expects at the start, if it has one. Without it the text is only text, so a user cannot
                 smuggle in the end of a message.
+
+        Raises:
+            ValueError: the text holds half of a surrogate pair.
         """
+        return self._ids(text, special=special, add=special)
+
+    def _ids(self, text: str, *, special: bool, add: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start]
+            raise ValueError(
+                f"the text has {half!r} at {error.start}, half of a character; give whole ones, in UTF-8"
+            ) from error
         with self._lock:
             self._backend.encode_special_tokens = not special
-            return list(self._backend.encode(text, add_special_tokens=special).ids)
+            return list(self._backend.encode(text, add_special_tokens=add).ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Turn token ids into text; bytes that are no valid UTF-8 become U+FFFD.
@@ -134,12 +147,10 @@ class Tokenizer:
             add_generation_prompt: end with the opening of the assistant's answer.
 
         Raises:
-            ValueError: the model has no template, or the template refuses the messages.
+            ValueError: the model has no template, the template refuses the messages, or a text as in `encode`.
         """
         text = self.chat_text(messages, add_generation_prompt=add_generation_prompt)
-        with self._lock:
-            self._backend.encode_special_tokens = False
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, special=True, add=False)
 
     def chat_text(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the text that `chat` encodes; arguments and errors as there."""

@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,25 @@ class StudentCode(importlib.abc.MetaPathFinder):
         if file is None:
             return None
         return importlib.util.spec_from_file_location(fullname, file, loader=SourceLoader(fullname, str(file)))
+
+
+def fault_line(error: BaseException, parts: Sequence[Part]) -> str:
+    """A line on what went wrong with a student's files in place: what, where, and what to do.
+
+    Args:
+        error: that was raised.
+        parts: of `choose_parts`.
+    """
+    own = {str(part.path): part.lab for part in parts if part.is_student}
+    frames = traceback.extract_tb(error.__traceback__)
+    # Where their code took part; what it returned may also have broken the code that asked for it.
+    frame = next((one for one in reversed(frames) if one.filename in own), frames[-1])
+    labs = [own[frame.filename]] if frame.filename in own else sorted(set(own.values()))
+    told = " ".join(str(error).split())
+    return (
+        f"on your code the engine has failed: {type(error).__name__} {told}, in {frame.filename}, line {frame.lineno}; "
+        f"{' and '.join(f'make test-lab{lab}' for lab in labs)} may tell why"
+    )
 
 
 def use_from_environment() -> list[Part]:

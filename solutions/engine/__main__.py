@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import replace
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from labkit.checkpoints.errors import CheckpointError
 from labkit.tokenizer import Message
+from solutions.student_code import fault_line
 
 from . import PARTS
 from .async_engine import made_apart
@@ -25,7 +29,8 @@ from .scheduler import SchedulerConfig
 from .speculation import DRAFTERS
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="The reference engine on a real model.")
-_console = Console(highlight=False)
+# What models and users write is shown as it is: no mark-up, no emoji for `:name:`.
+_console = Console(highlight=False, emoji=False)
 
 Model = Annotated[str, typer.Option("--model", help="smollm2 (bundled), a folder, a .gguf file or a hub id")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 means the most likely token")]
@@ -74,7 +79,7 @@ def generate(
     except ValueError as error:
         _refuse(error)
     for prompt, (answer,) in zip(prompts, answers, strict=True):
-        _console.print(f"[bold]{_plain(prompt)}[/]{_plain(answer.text)}\n", soft_wrap=True)
+        _console.print(Text.assemble((prompt, "bold"), answer.text, "\n"), soft_wrap=True)
 
 
 @app.command()
@@ -99,6 +104,8 @@ def chat(
             words = _console.input("[bold green]you[/] ") if sys.stdin.isatty() else sys.stdin.readline().strip()
         except (EOFError, KeyboardInterrupt):
             words = ""
+        except UnicodeDecodeError as error:
+            _refuse(error)
         if not words:
             break
         messages.append({"role": "user", "content": words})
@@ -118,7 +125,9 @@ def serve(
         str | None, typer.Option("--api-key", envvar="ENGINE_API_KEY", help="what clients must show")
     ] = None,
     max_concurrent: Annotated[int, typer.Option("--max-concurrent", min=1, help="requests at once")] = 256,
-    patience: Annotated[float, typer.Option("--patience", min=0.0, help="seconds a shutdown waits for answers")] = 10.0,
+    patience: Annotated[
+        float, typer.Option("--patience", min=0.0, max=86_400.0, help="seconds a shutdown waits for answers")
+    ] = 10.0,
     speculation: Speculation = "none",
     weights: Weights = "fp32",
     kv_dtype: KVDtype = None,
@@ -133,20 +142,21 @@ def serve(
 ) -> None:
     """Serve the OpenAI API; Ctrl-C finishes what is being answered, then stops."""
     # Imported here: the other commands need no server.
-    import uvicorn
+    from .server import ServerConfig, make_app, run
 
-    from .server import ServerConfig, make_app
-
+    if api_key == "":
+        _refuse(ValueError("--api-key is empty, which everybody could show; give a key, or leave it out"))
     for given in adapter or ():
         if not all(given.partition("=")):
             _refuse(ValueError(f"--adapter must be NAME=FOLDER, got {given!r}"))
     adapters = {name: folder for name, _, folder in (given.partition("=") for given in adapter or ())}
     others = replace(_on(device, attention, cuda_graphs, compile), adapters=adapters)
+    listener = _bound(host, port)
     engine = _engine(model, speculation, blocks, weights, kv_dtype, others)
     config = ServerConfig(model, api_key, max_concurrent=max_concurrent, patience=patience)
-    _console.print(f"{model} at http://{host}:{port}/v1")
-    uvicorn.run(make_app(engine, config), host=host, port=port, log_level="warning",
-                timeout_graceful_shutdown=int(patience) + 1)  # fmt: skip
+    name = f"[{host}]" if ":" in host else host
+    _console.print(f"{model} at http://{name}:{listener.getsockname()[1]}/v1", markup=False, soft_wrap=True)
+    run(make_app(engine, config), listener, config.patience)
 
 
 @app.command()
@@ -201,7 +211,7 @@ def _print_decode_speed(engine: Engine, num_prompt: int) -> None:
         with _console.status("decoding alone …"):
             speed = decode_speed(engine, num_prompt, num_steps=16)
     except ValueError as error:
-        _console.print(f"decoding alone was not measured: {_plain(str(error))}", soft_wrap=True)
+        _console.print(f"decoding alone was not measured: {escape(str(error))}", soft_wrap=True)
         return
     if speed is None:
         _console.print("decoding alone: nobody can say how many bytes codes or experts take, so no share of a bound")
@@ -222,7 +232,7 @@ def _show_parts() -> None:
     for heading in ("lab", "file", "whose"):
         table.add_column(heading)
     for part in used:
-        whose = "[green]yours[/]" if part.is_student else f"the reference's: yours {part.why}"
+        whose = "[green]yours[/]" if part.is_student else f"the reference's: yours {escape(part.why)}"
         table.add_row(part.lab, f"{part.module}.py", whose)
     _console.print(table)
 
@@ -249,6 +259,10 @@ def _engine(
             engine = made_apart(lambda: Engine(model, config))
     except (CheckpointError, ValueError) as error:
         _refuse(error)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        _refuse(ValueError(f"there is no memory for {model} and {blocks} blocks; lower --blocks"))
     # Now all is imported that these settings need.
     _show_parts()
     return engine
@@ -266,15 +280,33 @@ def _answer(engine: Engine, messages: list[Message], params: SamplingParams) -> 
     return text
 
 
-def _plain(text: str) -> str:
-    """Text whose square brackets are no mark-up."""
-    return text.replace("[", "\\[")
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket for the server, found before a model is loaded for nothing."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        _refuse(ValueError(f"nothing can be served at {host}, port {port}: {error.strerror}; give others"))
+    return listener
 
 
 def _refuse(error: Exception) -> NoReturn:
-    _console.print(f"[red]error[/] {_plain(str(error))}", soft_wrap=True)
+    _console.print(Text.assemble(("error", "red"), f" {error}"), soft_wrap=True)
     raise typer.Exit(2)
 
 
+def main() -> None:
+    """The command line; a fault of a student's code is told in a line."""
+    try:
+        app()
+    except Exception as error:
+        if not any(part.is_student for part in PARTS):
+            raise
+        _console.print(Text.assemble(("error", "red"), f" {fault_line(error, PARTS)}"), soft_wrap=True)
+        sys.exit(2)
+
+
 if __name__ == "__main__":
-    app()
+    main()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from labkit.tokenizer import Tokenizer
+from labkit.tokenizer import StreamDecoder, Tokenizer
 
 from .grammar import Constraint
 from .request import Completion, TokenLogprob
@@ -80,7 +80,22 @@ class _Settings(_Body):
     priority: int = 0
     cache_salt: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, body: Any) -> Any:
+        """The fields that say something: null is as good as not given, and half a character is no text."""
+        try:
+            json.dumps(body, ensure_ascii=False, default=repr).encode()
+        except (UnicodeEncodeError, RecursionError) as error:
+            reason = "half of a surrogate pair, \\ud800 to \\udfff; send whole characters"
+            if isinstance(error, RecursionError):
+                reason = "lists or objects in each other that are too many; send fewer"
+            raise ValueError(f"it holds {reason}") from error
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
     def _params(self, max_tokens: int, logprobs: int | None, seed: int) -> SamplingParams:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream to be true; set it, or leave stream_options out")
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         return SamplingParams(
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
@@ -128,7 +143,12 @@ class ChatBody(_Settings):
         Args:
             room: tokens that the context has left, the answer's limit if none is given.
             seed: if none is given.
+
+        Raises:
+            ValueError: settings that don't go together.
         """
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs is {self.top_logprobs}, and logprobs is not true; set it, or give neither")
         limit = self.max_completion_tokens or self.max_tokens or room
         return self._params(limit, (self.top_logprobs or 0) if self.logprobs else None, seed)
 
@@ -190,22 +210,41 @@ def chat_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer) -> di
     }
 
 
-def text_logprobs(reports: tuple[TokenLogprob, ...], tokenizer: Tokenizer, offset: int) -> dict[str, Any]:
-    """Log-probabilities as the completions API tells them, for a piece of text that begins at `offset`."""
-    texts = [tokenizer.token_bytes(one.token, special=True).decode("utf-8", errors="replace") for one in reports]
-    offsets = [offset + sum(map(len, texts[:place])) for place in range(len(texts))]
-    tops = [
-        {
-            tokenizer.token_bytes(token, special=True).decode("utf-8", errors="replace"): value
-            for token, value in one.top
-        }
-        for one in reports
-    ]
+class TextOffsets:
+    """Where the tokens of an answer begin in its text; those of one character share its place.
+
+    Args:
+        tokenizer: of the model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._decoder = StreamDecoder(tokenizer)
+        self._length = 0
+
+    def take(self, token: int) -> int:
+        """The place of the next token, in characters."""
+        place = self._length
+        self._length += len(self._decoder.feed(token))
+        return place
+
+
+def text_logprobs(reports: tuple[TokenLogprob, ...], offsets: TextOffsets) -> dict[str, Any]:
+    """Log-probabilities as the completions API tells them, for the next tokens of an answer."""
+
+    def text(token: int) -> str:
+        data = offsets.tokenizer.token_bytes(token, special=True)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            # As replacement characters, different tokens would be one.
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
     return {
-        "tokens": texts,
+        "tokens": [text(one.token) for one in reports],
         "token_logprobs": [one.logprob for one in reports],
-        "top_logprobs": tops,
-        "text_offset": offsets,
+        "top_logprobs": [{text(token): value for token, value in one.top} for one in reports],
+        "text_offset": [offsets.take(one.token) for one in reports],
     }
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import reprlib
 import secrets
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
 
 from .async_engine import AsyncEngine, EngineFailed
 from .engine import Engine, Progress, Prompt
@@ -23,6 +28,7 @@ from .metrics import Served
 from .openai_protocol import (
     ChatBody,
     CompletionBody,
+    TextOffsets,
     chat_logprobs,
     error_body,
     server_sent,
@@ -32,6 +38,8 @@ from .openai_protocol import (
 from .prometheus import EngineCollector, Latencies
 from .request import Completion
 from .sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -88,9 +96,12 @@ def make_app(engine: Engine, config: ServerConfig | None = None) -> FastAPI:
         await service.serving.shut_down(config.patience)
 
     app = FastAPI(title="Inference workbook", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.serving = service.serving
     app.middleware("http")(_guard(config))
     app.exception_handler(Refused)(_refused)
     app.exception_handler(RequestValidationError)(_invalid)
+    app.exception_handler(HTTPException)(_no_such_thing)
+    app.exception_handler(Exception)(_failed)
 
     @app.get("/health")
     async def health() -> Response:
@@ -121,6 +132,39 @@ def make_app(engine: Engine, config: ServerConfig | None = None) -> FastAPI:
         return await service.complete(body, request)
 
     return app
+
+
+def run(app: FastAPI, listener: socket.socket, patience: float) -> None:
+    """Serves until a signal ends it.
+
+    Args:
+        app: of `make_app`.
+        listener: a bound socket.
+        patience: seconds from the signal on in which answers may end by themselves.
+    """
+    # The second is for those that were told of the end to read it.
+    settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(patience) + 2)
+    _Server(settings, app.state.serving, patience).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's ends the application when all connections are closed: too late to end what they wait for."""
+
+    def __init__(self, config: uvicorn.Config, serving: AsyncEngine, patience: float) -> None:
+        super().__init__(config)
+        self._serving, self._patience = serving, patience
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes connections as their answers end, which is at once when patience does, or a second Ctrl-C comes."""
+        ending = asyncio.ensure_future(self._serving.shut_down(self._patience))
+        await super().shutdown(sockets)
+        if self.force_exit:
+            ending.cancel()
+            await self._serving.shut_down(0.0)
+            await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0)), *self.server_state.tasks], timeout=1.0)
+            await self.lifespan.shutdown()
+        else:
+            await ending
 
 
 class _Service:
@@ -168,7 +212,7 @@ class _Service:
         streams = [self._stream(prompt, params, body.priority, body.cache_salt, constraint, adapter)]
         if body.stream:
             chunks = self._chat_chunks(answer, params, streams[0], _wants_usage(body))
-            return await self._send(chunks)
+            return await self._send(chunks, request)
         completions = await self._collect(streams, request)
         choices = [self._chat_choice(one) for one in completions]
         return JSONResponse(answer.whole(choices, usage_of(completions)))
@@ -181,19 +225,23 @@ class _Service:
             params = body.params(secrets.randbits(31))
         except ValueError as error:
             raise Refused(400, str(error)) from error
+        most = self._config.max_concurrent
+        if len(prompts) > most:
+            raise Refused(400, f"{len(prompts)} prompts were given, and at most {most} are served at once; send fewer",
+                          param="prompt")  # fmt: skip
         answer = _Answer("cmpl", "text_completion", body.model)
         streams = [self._stream(prompt, params, body.priority, body.cache_salt, None, adapter) for prompt in prompts]
         if body.stream:
             if len(streams) > 1:
                 raise Refused(400, "a stream takes one prompt; send the others by themselves", param="prompt")
-            return await self._send(self._text_chunks(answer, streams[0], _wants_usage(body)))
+            return await self._send(self._text_chunks(answer, streams[0], _wants_usage(body)), request)
         completions = await self._collect(streams, request)
         choices = [
             {
                 "index": index,
                 "text": one.text,
                 "finish_reason": one.finish_reason,
-                "logprobs": None if one.logprobs is None else text_logprobs(one.logprobs, self._tokenizer, 0),
+                "logprobs": None if one.logprobs is None else text_logprobs(one.logprobs, TextOffsets(self._tokenizer)),
             }
             for index, one in enumerate(completions)
         ]
@@ -212,14 +260,17 @@ class _Service:
         if self._busy >= self._config.max_concurrent:
             raise Refused(429, f"{self._busy} requests are being served; try again soon", "rate_limit_error")
         self._busy += 1
-        started, first, tokens = time.monotonic(), None, 0
+        started, first, tokens = time.monotonic(), dict[int, float](), Counter[int]()
         try:
             source = self.serving.stream(
                 prompt, params, priority=priority, salt=salt, constraint=constraint, adapter=adapter
             )
             async for progress in source:
-                first = first or time.monotonic()
-                tokens += len(progress.tokens)
+                index, now = progress.index, time.monotonic()
+                first.setdefault(index, now)
+                tokens[index] += len(progress.tokens)
+                if progress.completion is not None:
+                    self._latencies.observe(Served(first[index] - started, now - started, tokens[index]))
                 yield progress
         except ValueError as error:
             raise Refused(400, str(error)) from error
@@ -227,8 +278,6 @@ class _Service:
             raise Refused(503, str(error), "server_error") from error
         finally:
             self._busy -= 1
-        if first is not None:
-            self._latencies.observe(Served(first - started, time.monotonic() - started, tokens))
 
     async def _collect(self, streams: list[AsyncIterator[Progress]], request: Request) -> list[Completion]:
         """All answers, by prompt and sample; a client that has gone ends them."""
@@ -237,21 +286,18 @@ class _Service:
             done = [item.completion async for item in stream if item.completion is not None]
             return sorted(done, key=lambda completion: completion.index)
 
-        working = asyncio.gather(*(one(stream) for stream in streams))
-        watching = asyncio.ensure_future(_gone(request))
-        both: set[asyncio.Future[Any]] = {working, watching}
+        working = [asyncio.ensure_future(one(stream)) for stream in streams]
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise Refused(499, "the client has gone")
-            return [completion for several in working.result() for completion in several]
+            several = await _unless_gone(asyncio.gather(*working), request)
         finally:
-            working.cancel()
-            watching.cancel()
+            # Where one is refused, nobody waits for the others.
+            for answering in working:
+                answering.cancel()
+        return [completion for completions in several for completion in completions]
 
-    async def _send(self, chunks: AsyncIterator[str]) -> Response:
+    async def _send(self, chunks: AsyncIterator[str], request: Request) -> Response:
         """A streamed response; a refusal before the first chunk is an error like any other."""
-        first = await anext(chunks)
+        first = await _unless_gone(asyncio.ensure_future(_first_of(chunks)), request)
 
         async def body() -> AsyncIterator[str]:
             try:
@@ -290,12 +336,12 @@ class _Service:
 
     async def _text_chunks(self, answer: _Answer, stream: AsyncIterator[Progress], usage: bool) -> AsyncIterator[str]:
         completions: list[Completion] = []
-        shown: dict[int, int] = {}
+        offsets: dict[int, TextOffsets] = {}
         async for item in stream:
             choice: dict[str, Any] = {"index": item.index, "text": item.text}
             if item.logprobs:
-                choice["logprobs"] = text_logprobs(item.logprobs, self._tokenizer, shown.get(item.index, 0))
-            shown[item.index] = shown.get(item.index, 0) + len(item.text)
+                own = offsets.setdefault(item.index, TextOffsets(self._tokenizer))
+                choice["logprobs"] = text_logprobs(item.logprobs, own)
             if item.completion is not None:
                 completions.append(item.completion)
                 choice["finish_reason"] = item.completion.finish_reason
@@ -342,10 +388,29 @@ def _wants_usage(body: ChatBody | CompletionBody) -> bool:
     return body.stream_options is not None and body.stream_options.include_usage
 
 
+async def _first_of(chunks: AsyncIterator[str]) -> str:
+    return await anext(chunks)
+
+
+async def _unless_gone(working: asyncio.Future[T], request: Request) -> T:
+    """What comes of some work; a client that has gone ends it."""
+    watching = asyncio.ensure_future(_gone(request))
+    both: set[asyncio.Future[Any]] = {working, watching}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refused(499, "the client has gone")
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+
+
 async def _gone(request: Request) -> None:
     """Returns when the client has disconnected."""
-    while not await request.is_disconnected():
-        await asyncio.sleep(0.1)
+    # `Request.is_disconnected` never finds out behind a middleware.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _guard(config: ServerConfig) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
@@ -353,35 +418,68 @@ def _guard(config: ServerConfig) -> Callable[[Request, Callable[[Request], Await
 
     async def guard(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
         if config.api_key is not None and request.url.path.startswith("/v1/"):
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), config.api_key.encode()):
-                return JSONResponse(
-                    error_body(
-                        "wrong or missing API key; send it as 'Authorization: Bearer …'", "authentication_error"
-                    ),
-                    status_code=401,
-                )
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            # A header's text is its bytes, whatever a client meant by them.
+            is_right = hmac.compare_digest(given.encode("latin-1"), config.api_key.encode())
+            if scheme.lower() != "bearer" or not is_right:
+                text = "wrong or missing API key; send it as 'Authorization: Bearer …'"
+                return _error(401, text, "authentication_error", headers={"WWW-Authenticate": "Bearer"})
         if request.method == "POST":
-            try:
-                size = int(request.headers["content-length"])
-            except (KeyError, ValueError):
-                return JSONResponse(error_body("Content-Length is missing", "invalid_request_error"), status_code=411)
+            # A body in chunks is as long as its client likes, whatever a length beside them says.
+            if "transfer-encoding" in request.headers or not request.headers.get("content-length", "").isdecimal():
+                return _error(411, "the body's length is not told before it; send Content-Length, and no chunks")
+            size = int(request.headers["content-length"])
             if size > config.max_body_bytes:
-                text = f"the body has {size} bytes, {config.max_body_bytes} are allowed"
-                return JSONResponse(error_body(text, "invalid_request_error"), status_code=413)
+                return _error(413, f"the body has {size} bytes, {config.max_body_bytes} are allowed; send less")
         return await proceed(request)
 
     return guard
 
 
+def _error(
+    status: int, message: str, kind: str = "invalid_request_error", param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:  # fmt: skip
+    return JSONResponse(error_body(message, kind, param), status_code=status, headers=headers)
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     headers = {"Retry-After": "1"} if error.status == 429 else None
-    return JSONResponse(error_body(error.message, error.kind, error.param), status_code=error.status, headers=headers)
+    return _error(error.status, error.message, error.kind, error.param, headers)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:])
-    return JSONResponse(error_body(f"{param}: {first['msg']}", "invalid_request_error", param), status_code=400)
+    # Of what a field might have been, that which it came nearest to.
+    nearest = max(error.errors(), key=lambda one: len(one["loc"]))
+    kind, told = nearest["type"], nearest["msg"].removeprefix("Value error, ")
+    places = [str(part) for part in nearest["loc"][1:]]
+    if kind == "json_invalid":
+        return _error(400, f"the body is no JSON: {nearest['ctx']['error']}, at character {places[0]}")
+    if kind == "extra_forbidden":
+        param = ".".join(places)
+        return _error(400, f"{param}: this server has no such field; leave it out", param=param)
+    if isinstance(nearest.get("input"), bytes):
+        return _error(400, "the body is not told to be JSON; send Content-Type: application/json")
+    # pydantic names the types that it has tried, too.
+    param = ".".join(part for part in places if part != "str" and "[" not in part)
+    if kind not in ("missing", "value_error"):
+        told += f", got {reprlib.repr(nearest['input'])}"
+    return _error(400, f"{param or 'the body'}: {told}", param=param or None)
+
+
+async def _no_such_thing(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: a path, a method, a body that can't be read."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.scope['path']}"
+    told = {
+        400: "the body can't be read; send a JSON object in UTF-8",
+        404: f"there is no {asked}; there are /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics",
+        405: f"there is no {asked}; allowed is {(error.headers or {}).get('Allow', 'another method')}",
+    }.get(error.status_code, str(error.detail))
+    return _error(error.status_code, told, headers=error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _error(500, f"the server has failed: {type(error).__name__}; its log says more", "server_error")

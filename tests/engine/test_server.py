@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 from solutions.engine import Engine, EngineConfig
+from solutions.engine.openai_protocol import TextOffsets
 from solutions.engine.scheduler import SchedulerConfig
 from solutions.engine.server import ServerConfig
 from tests.engine import running_server
@@ -120,17 +123,141 @@ def test_a_client_that_goes_ends_its_request(running: Running) -> None:
         assert response.status_code == 200
         next(response.iter_lines())
     running.wait_until_idle()
+    assert running.engine.metrics.num_generated_tokens - before < 120, "the stream went on to its end"
+    before = running.engine.metrics.num_generated_tokens
     with pytest.raises(httpx.TimeoutException):
-        httpx.post(url, json=body, timeout=0.1, headers=headers)
+        httpx.post(url, json={**body, "n": 4}, timeout=0.1, headers=headers)
     running.wait_until_idle()
-    assert running.engine.metrics.num_generated_tokens - before < 240, "both were answered to their ends"
+    assert running.engine.metrics.num_generated_tokens - before < 480, "the answer was written to its end"
     assert running.post("/v1/chat/completions", CHAT).status_code == 200
+
+
+def test_a_client_that_goes_before_the_first_token_ends_its_stream(tiny_model: Any) -> None:
+    in_pieces = EngineConfig(SchedulerConfig(max_context=128, token_budget=16, max_running=16), num_blocks=64)
+    started = start(tiny_model, ServerConfig("tiny"), in_pieces)
+    go, step = threading.Event(), started.engine.step
+    started.engine.step = lambda: step() if go.wait(20) else []  # type: ignore[method-assign]
+    with pytest.raises(httpx.TimeoutException):
+        body = {"model": "tiny", "prompt": [7] * 120, "max_tokens": 5, "stream": True}
+        httpx.post(f"{started.url}/v1/completions", json=body, timeout=0.5)
+    time.sleep(0.3)
+    go.set()
+    started.wait_until_idle()
+    assert started.engine.metrics.num_computed_tokens < 100, "its prompt was computed to the end"
+    started.stop()
+
+
+def test_one_refused_prompt_ends_the_others(running: Running) -> None:
+    body = {"model": "tiny", "max_tokens": 120, "ignore_eos": True}
+    before = running.engine.metrics.num_generated_tokens
+    assert running.post("/v1/completions", {**body, "prompt": [[5], [6], [99_999]]}).status_code == 400
+    running.wait_until_idle()
+    assert running.engine.metrics.num_generated_tokens - before < 240, "nobody waited for them"
+    refused = running.post("/v1/completions", {**body, "prompt": ["a"] * 5})
+    assert refused.status_code == 400 and "at most 4" in refused.json()["error"]["message"], "no waiting would help"
+
+
+def test_offsets_point_into_the_text(running: Running) -> None:
+    """Tokens of one character share its place, whole or streamed."""
+    encode = running.engine.tokenizer.encode
+    character, letter = encode("🦄"), encode("a")
+    count = len(character)
+    assert count > 1 == len(letter)
+    offsets = TextOffsets(running.engine.tokenizer)
+    places = [offsets.take(token) for token in character * 2 + letter]
+    assert places == [0] * count + [1] * count + [2]
+    body: dict[str, Any] = {"model": "tiny", "prompt": "Once", "max_tokens": 40, "seed": 1, "logprobs": 3}
+    whole = running.client().completions.create(**body).choices[0].logprobs
+    assert whole is not None and whole.text_offset and whole.top_logprobs
+    streamed = [chunk.choices[0].logprobs for chunk in running.client().completions.create(**body, stream=True)]
+    assert [place for one in streamed if one for place in one.text_offset or ()] == whole.text_offset
+    assert {len(one) for one in whole.top_logprobs} == {3}, "parts of characters are told apart by their bytes"
+
+
+def test_other_ways_to_say_the_same(running: Running) -> None:
+    """Parts of a text are joined, a developer is a system, and of two limits the newer counts."""
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "have."}]
+    answers = [
+        running.post(
+            "/v1/chat/completions", {**CHAT, "messages": [first, *CHAT["messages"]], "seed": 1, **limits}
+        ).json()
+        for first, limits in (
+            ({"role": "system", "content": "Behave."}, {"max_tokens": 3}),
+            ({"role": "developer", "content": parts}, {"max_tokens": 9, "max_completion_tokens": 3}),
+        )
+    ]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    counts = [{**one["usage"], "prompt_tokens_details": None} for one in answers]
+    assert counts[0] == counts[1], "the prompts or the limits differ"
+
+
+def test_null_is_as_good_as_not_given(running: Running) -> None:
+    names = ("temperature", "top_p", "n", "stop", "seed", "stream", "logprobs", "stream_options", "user", "logit_bias")
+    assert running.post("/v1/chat/completions", {**CHAT, **dict.fromkeys(names)}).status_code == 200
+
+
+def test_what_nothing_answers_is_refused_in_the_same_shape(running: Running) -> None:
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    for method, path, status, named in (
+        ("GET", "/v1/nothing", 404, "/v1/nothing"), ("GET", "/v1/completions", 405, "POST"),
+        ("DELETE", "/health", 405, "GET"),
+    ):  # fmt: skip
+        response = httpx.request(method, f"{running.url}{path}", headers=headers)
+        assert response.status_code == status and named in response.json()["error"]["message"]
+    for content, named in (
+        (b"{", "no JSON"), (b"", "the body"), (b"[]", "[]"), (b'{"model":"\xff"}', "UTF-8"),
+        (b'{"model":"tiny","prompt":"\\ud800"}', "surrogate"), (b"[" * 5000, "JSON"),
+    ):  # fmt: skip
+        response = httpx.post(f"{running.url}/v1/completions", content=content, headers=headers)
+        assert response.status_code == 400 and named in response.json()["error"]["message"], content[:40]
+    response = httpx.post(f"{running.url}/v1/completions", content=b"{}", headers={**headers, "Content-Type": "a/b"})
+    assert response.status_code == 400 and "application/json" in response.json()["error"]["message"]
+
+
+def test_a_fault_of_the_server_has_the_same_shape(tiny_model: Any) -> None:
+    started = start(tiny_model, ServerConfig("tiny"))
+    started.engine.tokenizer.chat = None  # type: ignore[assignment, method-assign]
+    try:
+        response = started.post("/v1/chat/completions", CHAT)
+        assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+    finally:
+        del started.engine.tokenizer.chat
+        started.stop()
+
+
+def test_a_body_in_chunks_is_refused_whatever_length_it_claims(running: Running) -> None:
+    with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1])), timeout=20) as client:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 2\r\n"
+        client.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 411")
+
+
+def test_samples_are_timed_each_by_itself(tiny_model: Any) -> None:
+    """Four samples of a prompt are four answers: as one they would seem to take a quarter of the time a token."""
+    started = start(tiny_model, ServerConfig("tiny"))
+    answer = started.post("/v1/completions", {"model": "tiny", "prompt": "Once", "max_tokens": 9, "n": 4, "seed": 1})
+    reasons = [choice["finish_reason"] for choice in answer.json()["choices"]]
+    told = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(httpx.get(f"{started.url}/metrics").text)
+        for sample in family.samples
+    }
+    assert reasons == ["length"] * 4
+    assert told["engine_ttft_seconds_count"] == told["engine_e2e_seconds_count"] == told["engine_finished_total"] == 4
+    spent = told["engine_e2e_seconds_sum"] - told["engine_ttft_seconds_sum"]
+    assert told["engine_tpot_seconds_sum"] == pytest.approx(spent / 8)
+    started.stop()
 
 
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({**CHAT, "temperature": 5}, "temperature"),
+        ({**CHAT, "temperature": 5}, "got 5"),
+        ({**CHAT, "logit_bias": {"5": 1e300}}, "-100 to 100"),
+        ({**CHAT, "repetition_penalty": 1e-300}, "0.01 to 100"),
+        ({**CHAT, "top_logprobs": 2}, "logprobs is not true"),
+        ({**CHAT, "stream_options": {"include_usage": True}}, "stream to be true"),
+        ({**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
         ({**CHAT, "messages": []}, "messages"),
         ({**CHAT, "tools": []}, "tools"),
         ({**CHAT, "max_tokens": 500}, "500"),
@@ -160,18 +287,23 @@ def test_other_refusals(running: Running) -> None:
         f"{running.url}/v1/completions", content=iter([b"{}"]), headers={"Authorization": f"Bearer {KEY}"}
     )
     assert chunked.status_code == 411
+    for header in ("Bearer wrong", KEY, ""):
+        refused = httpx.get(f"{running.url}/v1/models", headers={"Authorization": header})
+        assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer"
     assert running.post("/v1/chat/completions", CHAT).status_code == 200
 
 
 def test_too_many_at_once_are_told_to_come_back(running: Running) -> None:
     statuses: list[int] = []
     retry: list[str | None] = []
+    served: list[str] = []
 
     def ask() -> None:
         response = running.post("/v1/chat/completions", {**CHAT, "max_tokens": 60})
         statuses.append(response.status_code)
         if response.status_code == 429:
             retry.append(response.headers.get("retry-after"))
+            served.append(response.json()["error"]["message"].partition(" ")[0])
 
     threads = [threading.Thread(target=ask) for _ in range(12)]
     for thread in threads:
@@ -179,6 +311,7 @@ def test_too_many_at_once_are_told_to_come_back(running: Running) -> None:
     for thread in threads:
         thread.join()
     assert set(statuses) == {200, 429} and set(retry) == {"1"}
+    assert set(served) == {"4"}, "as many as are allowed, and no more"
     running.wait_until_idle()
 
 

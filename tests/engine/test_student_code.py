@@ -86,4 +86,35 @@ def test_the_command_line_says_whose_code_it_runs() -> None:
     assert "whose code this is" in done.stdout and "blocks.py" in done.stdout
     environment[VARIABLE] = "theirs"
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, env=environment)
-    assert done.returncode != 0 and "allowed are labs and solutions" in done.stderr
+    assert done.returncode == 2 and "allowed are labs and solutions" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "named"),
+    [
+        ("class BlockPool", "1 / 0\n\n\nclass BlockPool", "ZeroDivisionError"),
+        ("class BlockPool", "class Pool", "BlockPool"),
+        ("self._free.popleft()", "1 // 0", "ZeroDivisionError"),
+        ("self._free.popleft()", "(self._free.popleft(), 1)", "TypeError"),
+    ],
+)
+def test_a_fault_of_the_student_is_told_in_a_line(tmp_path: Path, wrong: str, right: str, named: str) -> None:
+    text = (LAB.solutions / "blocks.py").read_text("utf-8")
+    assert wrong in text
+    folder = student(tmp_path / "mine", blocks=text.replace(wrong, right))
+    # As `ENGINE_IMPL=labs` would, with files that are elsewhere.
+    script = (
+        "import runpy, sys, solutions.student_code as code\n"
+        f"code.use_from_environment = lambda: (parts := code.choose_parts({str(folder)!r}, ['07'], trust=True), "
+        "code.StudentCode(parts).install())[0]\n"
+        "sys.argv = ['-m', 'generate', 'Once', '--max-tokens', '2']\n"
+        "runpy.run_module('solutions.engine', run_name='__main__', alter_sys=False)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    told = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("error ")]
+    assert done.returncode == 2 and len(told) == 1, done.stdout + done.stderr
+    assert named in told[0] and "make test-lab07" in told[0] and "Traceback" not in done.stderr
