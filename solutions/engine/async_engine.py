@@ -7,6 +7,8 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from .engine import Engine, Progress, Prompt
@@ -14,6 +16,8 @@ from .grammar import Constraint
 from .sampling_params import SamplingParams
 
 T = TypeVar("T")
+Tell = Callable[[Progress | Exception], None]
+"""Takes what a step has brought one request, or why there will be no more."""
 
 
 def made_apart(make: Callable[[], T]) -> T:
@@ -45,7 +49,7 @@ class AsyncEngine:
         self._engine = engine
         self._wishes: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._streams: dict[str, Callable[[Progress | Exception], object]] = {}
+        self._streams: dict[str, Tell] = {}
         self._closing = False
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -71,12 +75,16 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Progress | Exception] = asyncio.Queue()
 
+        def tell(item: Progress | Exception) -> None:
+            with suppress(RuntimeError):  # its loop is closed, so nobody listens; the others do
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
         def add() -> str:
             name = self._engine.add_request(
                 prompt, params, request_id=request_id, priority=priority, salt=salt, constraint=constraint,
                 adapter=adapter,
             )  # fmt: skip
-            self._streams[name] = lambda item: loop.call_soon_threadsafe(queue.put_nowait, item)
+            self._streams[name] = tell
             return name
 
         adding = self._ask(add)
@@ -84,7 +92,7 @@ class AsyncEngine:
             name = await asyncio.wrap_future(adding)
         except asyncio.CancelledError:
             # The thread may be about to take it in: then it has to be let go of again.
-            adding.add_done_callback(self._let_go_if_added)
+            adding.add_done_callback(partial(self._let_go_if_added, tell))
             raise
         left = params.n
         try:
@@ -95,7 +103,7 @@ class AsyncEngine:
                 left -= item.completion is not None
                 yield item
         finally:
-            self._let_go(name)
+            self._let_go(name, tell)
 
     async def ask(self, question: Callable[[Engine], T]) -> T:
         """Calls a function with the engine between two steps."""
@@ -134,16 +142,18 @@ class AsyncEngine:
                 self._wake.notify()
         return future
 
-    def _let_go(self, name: str) -> None:
+    def _let_go(self, name: str, tell: Tell) -> None:
         def end() -> None:
-            self._streams.pop(name, None)
-            self._engine.abort(name)
+            # Once it has ended, its name may be that of another's request.
+            if self._streams.get(name) is tell:
+                del self._streams[name]
+                self._engine.abort(name)
 
         self._ask(end)
 
-    def _let_go_if_added(self, adding: Future[str]) -> None:
+    def _let_go_if_added(self, tell: Tell, adding: Future[str]) -> None:
         if not adding.cancelled() and adding.exception() is None:
-            self._let_go(adding.result())
+            self._let_go(adding.result(), tell)
 
     def _end_all(self) -> None:
         for name in list(self._streams):
@@ -180,7 +190,7 @@ class AsyncEngine:
             self.error = failure
             wishes = list(self._wishes)
             self._wishes.clear()
-        for name in list(self._streams):
-            self._tell(name, failure)
         for grant in wishes:
             grant()
+        for name in list(self._streams):  # those included that have been taken in just now
+            self._tell(name, failure)

@@ -172,7 +172,8 @@ class Engine:
 
         Raises:
             ValueError: an empty prompt, ids outside the vocabulary, a name that is taken, a constraint that can't be
-                followed, an unknown adapter, or a request that could never run. Nothing has changed then.
+                followed, an unknown adapter, a priority that is no int, or a request that could never run. Nothing has
+                changed then.
         """
         params = params or SamplingParams()
         self._adapters.check(adapter)
@@ -329,10 +330,11 @@ class Engine:
         return tuple(check_tokens("prompt", ids, self._vocab_size))
 
     def _name(self, wanted: str | None) -> str:
-        name = next(self._names) if wanted is None else wanted
-        if name in self._groups:
-            raise ValueError(f"a request named {name!r} is being served; take another name")
-        return name
+        if wanted is None:
+            return next(name for name in self._names if name not in self._groups)
+        if wanted in self._groups:
+            raise ValueError(f"a request named {wanted!r} is being served; take another name")
+        return wanted
 
     def _add(self, name: str, requests: list[Request]) -> None:
         """Hands requests of one prompt to the scheduler; the others start when the first has computed it."""
@@ -344,20 +346,23 @@ class Engine:
         self._groups[name] = requests
 
     def _serve(self, wishes: Sequence[tuple[Callable[[], str], int]]) -> list[list[Completion]]:
-        """Takes in requests, all or none, and steps until each has its number of answers."""
+        """Takes in requests, all or none, and steps until each has its number of answers.
+
+        Whatever breaks it off, an interrupt from the keyboard or a drafter that fails, none of them is left behind.
+        """
         names: list[str] = []
         try:
             for add, _ in wishes:
                 names.append(add())
-        except ValueError:
+            done: dict[str, list[Completion]] = {name: [] for name in names}
+            while any(len(done[name]) < wanted for name, (_, wanted) in zip(names, wishes, strict=True)):
+                for progress in self.step():
+                    if progress.completion is not None and progress.request_id in done:
+                        done[progress.request_id].append(progress.completion)
+        except BaseException:
             for name in names:
                 self.abort(name)
             raise
-        done: dict[str, list[Completion]] = {name: [] for name in names}
-        while any(len(done[name]) < wanted for name, (_, wanted) in zip(names, wishes, strict=True)):
-            for progress in self.step():
-                if progress.completion is not None and progress.request_id in done:
-                    done[progress.request_id].append(progress.completion)
         return [sorted(done[name], key=lambda one: one.index) for name in names]
 
     def _close_search(self, name: str) -> list[Completion]:
