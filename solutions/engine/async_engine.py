@@ -15,9 +15,8 @@ from .grammar import Constraint
 from .sampling_params import SamplingParams
 
 T = TypeVar("T")
-
 Tell = Callable[[Progress | Exception], None]
-"""Takes what a stream is to be told; each stream has its own."""
+"""Takes what a step has brought one request, or why there will be no more."""
 
 
 def made_apart(make: Callable[[], T]) -> T:
@@ -196,7 +195,7 @@ class AsyncEngine:
             self.error = failure
             wishes = list(self._wishes)
             self._wishes.clear()
-        for name in list(self._streams):
-            self._tell(name, failure)
         for grant in wishes:
             grant()
+        for name in list(self._streams):  # those included that have been taken in just now
+            self._tell(name, failure)

@@ -175,7 +175,8 @@ class Engine:
 
         Raises:
             ValueError: an empty prompt, ids outside the vocabulary, a name that is taken, a constraint that can't be
-                followed, an unknown adapter, or a request that could never run. Nothing has changed then.
+                followed, an unknown adapter, a priority that is no int, or a request that could never run. Nothing has
+                changed then.
         """
         params = _settings(params)
         self._adapters.check(adapter)
@@ -334,10 +335,11 @@ class Engine:
         return tuple(check_tokens("prompt", ids, self._vocab_size))
 
     def _name(self, wanted: str | None) -> str:
-        name = next(self._names) if wanted is None else wanted
-        if name in self._groups:
-            raise ValueError(f"a request named {name!r} is being served; take another name")
-        return name
+        if wanted is None:
+            return next(name for name in self._names if name not in self._groups)
+        if wanted in self._groups:
+            raise ValueError(f"a request named {wanted!r} is being served; take another name")
+        return wanted
 
     def _add(self, name: str, requests: list[Request]) -> None:
         """Hands requests of one prompt to the scheduler; the others start when the first has computed it."""
@@ -349,7 +351,10 @@ class Engine:
         self._groups[name] = requests
 
     def _serve(self, wishes: Sequence[tuple[Callable[[], str], int]]) -> list[list[Completion]]:
-        """Takes in requests, all or none, and steps until each has its number of answers."""
+        """Takes in requests, all or none, and steps until each has its number of answers.
+
+        Whatever breaks it off, an interrupt from the keyboard or a drafter that fails, none of them is left behind.
+        """
         names: list[str] = []
         try:
             for add, _ in wishes:

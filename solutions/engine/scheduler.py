@@ -127,8 +127,10 @@ class Scheduler:
         """Takes in a request, and with it the siblings that will share its prompt.
 
         Raises:
-            ValueError: see `check_can_ever_run`. Nothing has changed then.
+            ValueError: a priority that is no int, or see `check_can_ever_run`. Nothing has changed then.
         """
+        if isinstance(request.priority, bool) or not isinstance(request.priority, int):
+            raise ValueError(f"priority must be an int, smaller for more urgent, got {request.priority!r}")
         self.check_can_ever_run(len(request.prompt), request.params.max_tokens, 1 + len(request.siblings))
         for one in (request, *request.siblings):
             one.arrival, one.waiting_since = self._arrivals, self._steps
@@ -348,6 +350,8 @@ class Scheduler:
 
     def _start_siblings(self, request: Request, emitted: Mapping[Request, Sequence[int]]) -> None:
         """The prompt is computed: the other samples begin, on the same blocks."""
+        if request.siblings:  # what is findable for one is so for all
+            self.memory.remember(request)
         self._promised_places -= len(request.siblings)
         for sibling in request.siblings:
             sibling.leader = None

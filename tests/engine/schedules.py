@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,7 @@ from solutions.engine.request import FinishReason, Request, Status, blocks_for
 from solutions.engine.sampling_params import SamplingParams
 from solutions.engine.scheduler import PREEMPTIONS, Scheduler, SchedulerConfig
 from solutions.engine.step import Step, Work
+from solutions.engine.waiting import rank
 
 ALPHABET = 3
 """Few token ids, so that unrelated prompts share prefixes, too."""
@@ -221,12 +223,16 @@ class Schedule:
         self.facts.aborted += len(ended)
 
     def _step(self) -> None:
-        decoding = [request for request in self.scheduler.running if request.is_decoding]
+        before = self.scheduler.running
+        decoding = [request for request in before if request.is_decoding]
         self.scheduler.drafted = False
         step = self.scheduler.schedule(self._propose if self.speculate else None)
         served = {*step.preempted, *(work.request for work in step.work)}
         assert served.issuperset(decoding), "the drafts of some have taken the turn of others"
-        assert step.work or step.preempted, "a step did nothing, and work is left"
+        assert step.work, "a step did nothing, and work is left"
+        most = self.config.max_chunk or self.config.token_budget
+        assert all(len(work.tokens) - work.num_drafts <= most for work in step.work), "a piece is longer than may be"
+        self._check_who_gave_way(before, step)
         assert step.num_tokens <= self.config.token_budget, f"{step.num_tokens} tokens exceed the budget"
         assert len(self.scheduler.running) <= self.config.max_running
         self._move(step)
@@ -240,6 +246,15 @@ class Schedule:
         self.memory._pool.check()
         self.facts.preempted += len(step.preempted)
         self.facts.beams_set_aside += sum(one.status is Status.RESTING for one in step.preempted)
+
+    def _check_who_gave_way(self, before: Sequence[Request], step: Step) -> None:
+        lost = [request for request in step.preempted if request.status is Status.WAITING]
+        kept = {request for request in before if request.status is Status.RUNNING}
+        assert not lost or kept == set(self.scheduler.running), "somebody was admitted while others lost their blocks"
+        aside = [request for request in step.preempted if request.status is Status.RESTING]
+        for gone, left in ((lost, kept), (aside, self.scheduler._resting)):
+            if gone and left:
+                assert max(map(rank, left)) < min(map(rank, gone)), "a less urgent one has kept its blocks"
 
     def _move(self, step: Step) -> None:
         size = self.block_size

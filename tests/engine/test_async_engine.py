@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from solutions.engine import Engine, SamplingParams
-from solutions.engine.async_engine import AsyncEngine
+from solutions.engine.async_engine import AsyncEngine, EngineFailed
 
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 
@@ -74,3 +74,27 @@ def test_loops_in_several_threads_are_served_alike(serving: AsyncEngine) -> None
         thread.join(timeout=20)
     assert len(found) == 3 and found[0] == found[1] == found[2]
     assert len(set(found[0])) == 3
+
+
+def test_who_comes_while_the_last_step_fails_is_told(make_engine: Any) -> None:
+    engine = make_engine()
+    reached, opened = threading.Event(), threading.Event()
+
+    def fail() -> Any:
+        reached.set()
+        assert opened.wait(10)
+        raise RuntimeError("broken")
+
+    async def main() -> None:
+        engine.step = fail
+        serving = AsyncEngine(engine)
+        early = asyncio.create_task(count(serving))
+        assert await asyncio.to_thread(reached.wait, 10)
+        late = asyncio.create_task(count(serving))
+        await asyncio.sleep(0.01)
+        opened.set()
+        for stream in (early, late, asyncio.create_task(count(serving))):
+            with pytest.raises(EngineFailed, match="broken"):
+                await stream
+
+    asyncio.run(main())

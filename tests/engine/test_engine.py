@@ -14,9 +14,12 @@ from torch import Tensor
 
 from grader.judge.numerics import check_close
 from labkit.distribution import token_distribution
+from labkit.drafting import Draft
 from labkit.randomness import uniform
 from labkit.sampling_params import SamplingParams as LabParams
 from solutions.engine import Completion, Engine, SamplingParams
+from solutions.engine.request import FinishReason
+from solutions.engine.speculation import SpeculationConfig
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPTS = [[7, 400, 31, 31, 2000, 9], [5], list(range(100, 137)), [7, 400, 31, 31, 2000, 9, 11, 12]]
@@ -136,6 +139,23 @@ def test_samples_share_their_prompt_and_differ(make_engine: Any) -> None:
     assert len({answer.tokens for answer in answers}) == 3
 
 
+def test_a_sample_that_ends_first_stays_findable(make_engine: Any) -> None:
+    engine = make_engine(block_size=2)
+    name = engine.add_request(PROMPTS[0], SamplingParams(temperature=1.0, seed=1, max_tokens=40, n=2, ignore_eos=True))
+    grown = [[*PROMPTS[0]], [*PROMPTS[0]]]
+    for _ in range(8):
+        for one in engine.step():
+            grown[one.index] += one.tokens
+    # Its other sample runs on, and has cached the prompt that both began with.
+    engine._scheduler.finish(engine._groups[name][1], FinishReason.STOP)
+    other = engine.add_request([*grown[1], 3], GREEDY)
+    found = dict[str, Completion]()
+    while other not in found:
+        found |= {one.request_id: one.completion for one in engine.step() if one.completion is not None}
+    # Its newest token was never computed.
+    assert found[other].num_cached_tokens == (len(grown[1]) - 1) // 2 * 2
+
+
 def test_ends(make_engine: Any) -> None:
     engine = make_engine()
     whole = engine.generate([PROMPTS[0]], GREEDY)[0][0]
@@ -216,6 +236,48 @@ def test_an_abort_frees_everything_at_once(make_engine: Any) -> None:
     assert sorted(one.request_id.split(".")[0] for one in finish(engine)) == sorted([names[1], names[3]] * 2)
 
 
+def test_a_name_that_is_made_up_is_nobodys(make_engine: Any) -> None:
+    engine = make_engine()
+    taken = [engine.add_request([1], GREEDY, request_id=f"request-{number}") for number in range(3)]
+    assert engine.add_request([1], GREEDY) not in taken
+    assert len(finish(engine)) == 4
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_what_breaks_off_leaves_nothing_behind(make_engine: Any, preemption: str) -> None:
+    calls = 0
+
+    class Breaks:
+        def propose(self, text: Any, most: int, uniforms: Any) -> Draft:
+            nonlocal calls
+            calls += 1
+            if calls == 9:
+                raise KeyboardInterrupt
+            return Draft((5,) * most)
+
+    engine = make_engine(
+        block_size=4, num_blocks=13, num_host_blocks=40, preemption=preemption, max_running=4, token_budget=64,
+        speculation=SpeculationConfig(Breaks),
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS, SETTINGS)
+    engine.check_idle()
+    with pytest.raises(TypeError):
+        engine.generate([[1, 2], None], GREEDY)
+    engine.check_idle()
+    assert texts(engine) == texts(make_engine())
+
+
+@pytest.mark.parametrize("priority", [math.nan, 1.5, True, "high", None])
+def test_a_priority_that_cannot_be_ordered_is_refused(make_engine: Any, priority: Any) -> None:
+    engine = make_engine()
+    with pytest.raises(ValueError, match="priority must be an int"):
+        engine.add_request([1], GREEDY, priority=priority, request_id="one")
+    assert not engine.has_work
+    engine.add_request([1], GREEDY, request_id="one", priority=-3)
+    assert len(finish(engine)) == 1
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
@@ -290,18 +352,3 @@ def test_what_is_no_prompt_is_refused(make_engine: Any, wrong: Any) -> None:
 def test_what_are_no_settings_is_refused(make_engine: Any, wrong: Any) -> None:
     with pytest.raises(ValueError, match="params"):
         make_engine().generate([[5]], wrong)
-
-
-def test_an_interrupted_call_leaves_nothing_to_do(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine()
-    step, turns = engine.step, iter([False, False, True])
-
-    def interrupted() -> Any:
-        if next(turns):
-            raise KeyboardInterrupt
-        return step()
-
-    monkeypatch.setattr(engine, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(PROMPTS, GREEDY)
-    engine.check_idle()
