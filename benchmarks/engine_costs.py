@@ -42,7 +42,7 @@ from labkit.checkpoints import bundled_gguf
 from labkit.machine import facts
 from labkit.probing import machine_bounds
 from solutions.engine import Engine, SamplingParams
-from solutions.engine.compiled_step import compiler_fault
+from solutions.engine.graphs.compiled_step import compiler_fault
 from solutions.engine.kv_manager import KVManager
 from solutions.engine.request import Request
 from solutions.engine.scheduler import Scheduler, SchedulerConfig

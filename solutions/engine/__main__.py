@@ -21,12 +21,12 @@ from . import PARTS
 from .async_engine import made_apart
 from .bandwidth import decode_speed, where
 from .beam_search import BeamSearchParams
+from .drafting.speculation import DRAFTERS
 from .engine import Engine, EngineConfig
-from .kv_formats import KV_DTYPES
 from .load import random_load, run_load
+from .memory.kv_formats import KV_DTYPES
 from .sampling_params import SamplingParams
 from .scheduler import SchedulerConfig
-from .speculation import DRAFTERS
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="The reference engine on a real model.")
 # What models and users write is shown as it is: no mark-up, no emoji for `:name:`.
@@ -142,7 +142,7 @@ def serve(
 ) -> None:
     """Serve the OpenAI API; Ctrl-C finishes what is being answered, then stops."""
     # Imported here: the other commands need no server.
-    from .server import ServerConfig, make_app, run
+    from .server.app import ServerConfig, make_app, run
 
     if api_key == "":
         _refuse(ValueError("--api-key is empty, which everybody could show; give a key, or leave it out"))

@@ -6,14 +6,14 @@ import torch
 
 from labkit.launch import triton_fault
 
-from .compiled_step import compiled, compiler_fault
-from .cuda_graphs import Again, CudaGraphs, Recorder
-from .features import FeaturePool
-from .kv_memory import KVMemory
-from .kv_pool import KVPool
+from .graphs.compiled_step import compiled, compiler_fault
+from .graphs.cuda_graphs import Again, CudaGraphs, Recorder
+from .graphs.padded_decoding import PaddedDecoding, as_it_is, as_wide_as_can_be, next_eight, power_above
+from .memory.features import FeaturePool
+from .memory.kv_memory import KVMemory
+from .memory.kv_pool import KVPool
 from .model_runner import ModelRunner
 from .models.blocks import Decoder
-from .padded_decoding import PaddedDecoding, as_it_is, as_wide_as_can_be, next_eight, power_above
 
 ATTENTIONS = ("torch", "triton")
 DEVICES = ("cpu", "cuda")
@@ -66,7 +66,7 @@ def make_runner(
         if attention == "triton":
             raise ValueError("attention 'triton' can't be had for KIVI, which has an attention of its own; use 'torch'")
         # Imported here: others need nothing of lab 13.
-        from .kivi_attention import KiviAttention
+        from .attention.kivi_attention import KiviAttention
 
         return ModelRunner(model, pool, features, KiviAttention)
     if not _use_kernels(attention, compile, pool):
@@ -82,7 +82,7 @@ def make_runner(
         )
         return ModelRunner(model, pool, features, decoding=decoding)
     # Imported here: only kernels need Triton.
-    from .kernel_attention import KernelDecodeAttention, attention_of
+    from .attention.kernel_attention import KernelDecodeAttention, attention_of
     from .kernels.fused_draw import draw_fused
     from .kernels.row_kernels import KernelRows
 
@@ -119,7 +119,7 @@ def _use_kernels(attention: str | None, compile: bool, pool: KVPool) -> bool:
         return False
     fault = "torch compiles what torch computes" if compile else triton_fault()
     if fault is None:
-        from .kernel_attention import kernels_fault
+        from .attention.kernel_attention import kernels_fault
 
         fault = kernels_fault(pool)
     if fault is not None and attention == "triton":

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .drafting.judging import Verdict
+from .drafting.speculation import Speculator
 from .grammar import Matcher
-from .judging import Verdict
 from .request import Request, Status, TokenLogprob
 from .sampler import Draw, Row, adjust_logits, distribution, logprobs_of, sample
-from .speculation import Speculator
 from .step import Step
 
 Matchers = Callable[[Request], Matcher | None]

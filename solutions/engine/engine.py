@@ -13,20 +13,20 @@ import torch
 from labkit.checkpoints.loading import Model
 from labkit.checks import check_tokens
 
-from .adapters import AdaptedWeights, Adapters
 from .answer import Answer
 from .back_end import choose_device, make_runner
 from .beam_search import BeamSearch, BeamSearchParams
 from .beam_searches import BeamSearches
 from .detokenizer import TextStream
-from .drafters import make_speculator
+from .drafting.drafters import make_speculator
 from .drawing import Drawing
 from .engine_config import EngineConfig
 from .grammar import Constraint, GrammarCompiler, Matcher
-from .kv_formats import BY_BLOCK
 from .kv_manager import KVManager
-from .kv_memory import kv_memory
+from .memory.kv_formats import BY_BLOCK
+from .memory.kv_memory import kv_memory
 from .metrics import Metrics
+from .models.adapters import AdaptedWeights, Adapters
 from .models.loading import LoadedModel
 from .request import Completion, FinishReason, Request, Status, TokenLogprob
 from .sampling_params import SamplingParams

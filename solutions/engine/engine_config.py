@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .drafting.speculation import SpeculationConfig
 from .scheduler import SchedulerConfig
-from .speculation import SpeculationConfig
 from .weights.packing import Packing
 
 

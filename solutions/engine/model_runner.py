@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .attention import PagedAttention
-from .features import FeaturePool
+from .attention.paged_attention import PagedAttention
+from .graphs.padded_decoding import PackedModel, PaddedDecoding
 from .kv_manager import SlotMove
-from .kv_memory import KVMemory
+from .memory.features import FeaturePool
+from .memory.kv_memory import KVMemory
 from .models.packed_attention import PackedAttention
-from .padded_decoding import PackedModel, PaddedDecoding
 from .sampler import Draw, draw_filtered
 from .step import Step, Work
 

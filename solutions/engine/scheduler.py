@@ -14,7 +14,7 @@ from labkit.checks import check_count
 from labkit.drafting import DraftTree
 
 from .beam_search import Branch
-from .draft_room import NO_DRAFTS, DraftRoom, ProposeDrafts
+from .drafting.draft_room import NO_DRAFTS, DraftRoom, ProposeDrafts
 from .kv_manager import KVManager, Move, SlotMove
 from .request import FinishReason, Request, Status, blocks_for
 from .step import Step, Work

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solutions.engine.kv_pool import KVPool
+from solutions.engine.memory.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.blocks import Decoder
 from solutions.engine.step import Step, Work

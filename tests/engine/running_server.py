@@ -13,7 +13,7 @@ import openai
 import uvicorn
 
 from solutions.engine import Engine
-from solutions.engine.server import ServerConfig, make_app
+from solutions.engine.server.app import ServerConfig, make_app
 
 KEY = "a key"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from solutions.engine.cuda_graphs import Compute
+from solutions.engine.graphs.cuda_graphs import Compute
 
 
 class Tape:

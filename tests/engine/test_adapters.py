@@ -20,13 +20,13 @@ from labkit.decoder import Decoder
 from labkit.transformers_model import build_transformers_model
 from solutions.engine import Completion, Engine, EngineConfig, SamplingParams
 from solutions.engine.__main__ import app
-from solutions.engine.adapters import AdaptedWeights, Adapters, read_adapter
 from solutions.engine.beam_search import BeamSearchParams
+from solutions.engine.drafting.speculation import SpeculationConfig
+from solutions.engine.models.adapters import AdaptedWeights, Adapters, read_adapter
 from solutions.engine.models.llama import Llama
 from solutions.engine.models.loading import LoadedModel
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.server import ServerConfig
-from solutions.engine.speculation import SpeculationConfig
+from solutions.engine.server.app import ServerConfig
 from solutions.engine.weights.loading import load
 from tests.engine.test_server import start
 from tests.engine.test_speculation import Bushy, Oracle

@@ -19,8 +19,8 @@ from labkit.transformers_model import build_transformers_model
 from solutions.engine import Completion, Engine, EngineConfig, SamplingParams
 from solutions.engine.__main__ import app
 from solutions.engine.beam_search import BeamSearchParams
+from solutions.engine.drafting.speculation import SpeculationConfig
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.speculation import SpeculationConfig
 from tests.engine.test_speculation import Bushy
 
 PROMPTS = [[7, 400, 31, 31, 2000, 9], [5], list(range(100, 137))]

@@ -11,13 +11,13 @@ from torch._dynamo.utils import counters
 
 from grader.judge.numerics import check_close
 from solutions.engine.back_end import make_runner
-from solutions.engine.compiled_step import compiled
-from solutions.engine.cuda_graphs import Again
-from solutions.engine.kv_pool import KVPool
+from solutions.engine.graphs.compiled_step import compiled
+from solutions.engine.graphs.cuda_graphs import Again
+from solutions.engine.graphs.padded_decoding import PaddedDecoding
+from solutions.engine.memory.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.blocks import Decoder
 from solutions.engine.models.loading import load_decoder
-from solutions.engine.padded_decoding import PaddedDecoding
 from tests.engine.decode_case import BLOCK_SIZE, Memory, decode_step
 from tests.engine.test_models import GetFamily, get_family  # noqa: F401
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from solutions.engine.attention import PagedAttention
+from solutions.engine.attention.paged_attention import PagedAttention
 from solutions.engine.kv_manager import KVManager
-from solutions.engine.kv_pool import KVPool, KVShape
+from solutions.engine.memory.kv_pool import KVPool, KVShape
 from solutions.engine.request import FinishReason, Request
 from solutions.engine.sampling_params import SamplingParams
 from solutions.engine.scheduler import Scheduler, SchedulerConfig

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from grader.judge.numerics import check_close, check_equal
 from solutions.engine import Engine
+from solutions.engine.attention.decode_inputs import Bucket
 from solutions.engine.back_end import make_runner
-from solutions.engine.cuda_graphs import Again, CudaGraphs, Recorder
-from solutions.engine.decode_inputs import Bucket
-from solutions.engine.features import FeaturePool
-from solutions.engine.kv_formats import kv_format
-from solutions.engine.kv_pool import KVPool
+from solutions.engine.graphs.cuda_graphs import Again, CudaGraphs, Recorder
+from solutions.engine.graphs.padded_decoding import PaddedDecoding
+from solutions.engine.memory.features import FeaturePool
+from solutions.engine.memory.kv_formats import kv_format
+from solutions.engine.memory.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.blocks import Decoder
 from solutions.engine.models.loading import load_decoder
-from solutions.engine.padded_decoding import PaddedDecoding
 from solutions.engine.step import Step
 from tests.engine.decode_case import BLOCK_SIZE, NUM_BLOCKS, Memory, decode_step
 from tests.engine.tape import Tape

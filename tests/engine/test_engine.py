@@ -18,8 +18,8 @@ from labkit.drafting import Draft
 from labkit.randomness import uniform
 from labkit.sampling_params import SamplingParams as LabParams
 from solutions.engine import Completion, Engine, SamplingParams
+from solutions.engine.drafting.speculation import SpeculationConfig
 from solutions.engine.request import FinishReason
-from solutions.engine.speculation import SpeculationConfig
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPTS = [[7, 400, 31, 31, 2000, 9], [5], list(range(100, 137)), [7, 400, 31, 31, 2000, 9, 11, 12]]
@@ -262,7 +262,7 @@ def test_what_breaks_off_leaves_nothing_behind(make_engine: Any, preemption: str
     with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPTS, SETTINGS)
     engine.check_idle()
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="prompt must be"):
         engine.generate([[1, 2], None], GREEDY)
     engine.check_idle()
     assert texts(engine) == texts(make_engine())

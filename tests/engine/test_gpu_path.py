@@ -16,14 +16,14 @@ from labkit.drafting import Draft
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.back_end import choose_device
 from solutions.engine.beam_search import BeamSearchParams
-from solutions.engine.cuda_graphs import Recorder
+from solutions.engine.drafting.speculation import SpeculationConfig
 from solutions.engine.grammar import Constraint
+from solutions.engine.graphs.cuda_graphs import Recorder
+from solutions.engine.graphs.padded_decoding import PaddedDecoding
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.llama import Llama
 from solutions.engine.models.loading import LoadedModel
-from solutions.engine.padded_decoding import PaddedDecoding
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.speculation import SpeculationConfig
 from solutions.engine.weights.loading import load
 from solutions.speculative.ngram import NgramDrafter
 from tests.engine.pretended_gpu import DEVICE, PretendedGpu

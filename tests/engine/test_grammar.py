@@ -11,9 +11,9 @@ import pytest
 from solutions.engine import SamplingParams
 from solutions.engine.answer import Answer
 from solutions.engine.detokenizer import TextStream
+from solutions.engine.drafting.speculation import SpeculationConfig
 from solutions.engine.grammar import Constraint
 from solutions.engine.request import FinishReason
-from solutions.engine.speculation import SpeculationConfig
 from solutions.speculative.ngram import NgramDrafter
 
 SCHEMA = {

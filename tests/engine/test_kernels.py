@@ -18,15 +18,15 @@ from grader.judge.numerics import check_close, check_equal
 from labkit.launch import VARIABLE, triton_fault, without_launches
 from labkit.manifest import ROOT
 from labkit.paths import cache_dir
-from solutions.engine.attention import PagedAttention
+from solutions.engine.attention.paged_attention import PagedAttention
 from solutions.engine.back_end import make_runner
-from solutions.engine.cuda_graphs import Again
-from solutions.engine.kv_formats import kv_format
+from solutions.engine.graphs.cuda_graphs import Again
+from solutions.engine.graphs.padded_decoding import PaddedDecoding, as_wide_as_can_be
 from solutions.engine.kv_manager import KVManager
-from solutions.engine.kv_pool import KVPool
+from solutions.engine.memory.kv_formats import kv_format
+from solutions.engine.memory.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.loading import load_decoder
-from solutions.engine.padded_decoding import PaddedDecoding, as_wide_as_can_be
 from solutions.engine.request import Request
 from solutions.engine.sampler import Row, draw_filtered, sample
 from solutions.engine.sampling_params import SamplingParams
@@ -190,7 +190,7 @@ def test_logits_of_pieces_decodes_and_drafts(get_family: GetFamily, interpreted:
 
 
 def test_padded_steps_on_kernels(get_family: GetFamily, interpreted: None) -> None:  # noqa: F811
-    from solutions.engine.kernel_attention import KernelDecodeAttention
+    from solutions.engine.attention.kernel_attention import KernelDecodeAttention
     from solutions.engine.kernels.row_kernels import KernelRows
 
     family = get_family(WINDOWED)
@@ -262,7 +262,7 @@ def test_kernels_are_taken_where_they_can_be_had(get_family: GetFamily) -> None:
         assert make_runner(one, where, 4, 16, attention="torch")._model is one
         with pytest.raises(ValueError, match=f"'triton' can't be had here: .*{message}"):
             make_runner(one, where, 4, 16, attention="triton")
-    from solutions.engine.kernel_attention import KernelAttention, attention_of
+    from solutions.engine.attention.kernel_attention import KernelAttention, attention_of
 
     (one,) = decode_step([5], model.vocab_size).work
     tree = replace(one, tokens=(1, 2, 3), num_drafts=2, slots=(1, 2, 3), parents=(-1, -1))

@@ -14,15 +14,15 @@ from grader.judge.numerics import check_close, check_equal
 from labkit.checkpoints import load
 from labkit.checkpoints.loading import Model
 from solutions.engine import Engine, EngineConfig, SamplingParams
+from solutions.engine.attention.kivi_attention import KiviAttention
 from solutions.engine.beam_search import BeamSearchParams
-from solutions.engine.kivi_attention import KiviAttention
-from solutions.engine.kivi_pool import KiviPool
+from solutions.engine.drafting.speculation import SpeculationConfig
 from solutions.engine.kv_manager import Move, MoveKind
-from solutions.engine.kv_memory import kv_memory
-from solutions.engine.kv_pool import KVShape
+from solutions.engine.memory.kivi_pool import KiviPool
+from solutions.engine.memory.kv_memory import kv_memory
+from solutions.engine.memory.kv_pool import KVShape
 from solutions.engine.request import Request
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.speculation import SpeculationConfig
 from solutions.engine.step import Work
 from solutions.kv_cache.block_table import BlockTable
 from solutions.kv_cache.blocks import BlockAllocator

@@ -13,9 +13,9 @@ from torch import Tensor
 from grader.judge.numerics import check_equal
 from labkit.checkpoints.loading import Model
 from solutions.engine import Engine, EngineConfig, SamplingParams
-from solutions.engine.kv_formats import PlainKV, kv_format
 from solutions.engine.kv_manager import Move, MoveKind
-from solutions.engine.kv_pool import KVPool, KVShape
+from solutions.engine.memory.kv_formats import PlainKV, kv_format
+from solutions.engine.memory.kv_pool import KVPool, KVShape
 from solutions.engine.scheduler import SchedulerConfig
 
 FORMATS = ("int8", "fp8")

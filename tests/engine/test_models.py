@@ -18,9 +18,9 @@ from labkit.checkpoints import CheckpointError, bundled_folder, load_tokenizer
 from labkit.drafting import DraftTree
 from labkit.tokenizer import Tokenizer
 from solutions.engine import Engine, EngineConfig, SamplingParams
-from solutions.engine.features import FeaturePool
 from solutions.engine.kv_manager import KVManager
-from solutions.engine.kv_pool import KVPool
+from solutions.engine.memory.features import FeaturePool
+from solutions.engine.memory.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models import loading
 from solutions.engine.models.blocks import Decoder

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 from solutions.engine import Engine, EngineConfig
-from solutions.engine.openai_protocol import TextOffsets
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.server import ServerConfig
+from solutions.engine.server.app import ServerConfig
+from solutions.engine.server.openai_protocol import TextOffsets
 from tests.engine import running_server
 from tests.engine.running_server import KEY, Running
 

@@ -17,11 +17,11 @@ from labkit.checkpoints.loading import Model
 from labkit.drafting import Draft, DraftTree
 from labkit.randomness import uniform
 from solutions.engine import Completion, Engine, EngineConfig, SamplingParams
+from solutions.engine.drafting.judging import judge_by_comparison
+from solutions.engine.drafting.pass_costs import PassCosts
+from solutions.engine.drafting.speculation import DRAFTERS, SpeculationConfig, Speculator
 from solutions.engine.grammar import Constraint
-from solutions.engine.judging import judge_by_comparison
-from solutions.engine.pass_costs import PassCosts
 from solutions.engine.request import Request
-from solutions.engine.speculation import DRAFTERS, SpeculationConfig, Speculator
 from solutions.kv_cache.block_table import BlockTable
 from solutions.kv_cache.blocks import BlockAllocator
 from solutions.speculative.ngram import NgramDrafter

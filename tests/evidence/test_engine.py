@@ -15,10 +15,10 @@ from labkit.decoder import full_attention
 from labkit.randomness import uniform
 from labkit.workloads import WORKLOADS, prompts
 from solutions.engine import Engine, EngineConfig, SamplingParams
+from solutions.engine.drafting.speculation import DRAFTERS, SpeculationConfig
 from solutions.engine.request import Request
 from solutions.engine.sampler import Row, adjust_logits, distribution
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.speculation import DRAFTERS, SpeculationConfig
 from solutions.kv_cache.block_table import BlockTable
 from solutions.kv_cache.blocks import BlockAllocator
 from solutions.speculative.ngram import NgramDrafter

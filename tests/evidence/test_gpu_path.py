@@ -20,12 +20,12 @@ from labkit.decoder import random_weights
 from labkit.launch import VARIABLE, triton_fault
 from labkit.manifest import ROOT
 from labkit.paths import cache_dir
-from solutions.engine.compiled_step import compiled, compiler_fault
-from solutions.engine.cuda_graphs import Again
-from solutions.engine.kv_pool import KVPool
+from solutions.engine.graphs.compiled_step import compiled, compiler_fault
+from solutions.engine.graphs.cuda_graphs import Again
+from solutions.engine.graphs.padded_decoding import PaddedDecoding
+from solutions.engine.memory.kv_pool import KVPool
 from solutions.engine.model_runner import ModelRunner
 from solutions.engine.models.llama import Llama
-from solutions.engine.padded_decoding import PaddedDecoding
 from tests.engine.decode_case import BLOCK_SIZE, Memory, decode_step
 
 NO_COMPILER = compiler_fault(torch.device("cpu"))

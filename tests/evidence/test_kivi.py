@@ -12,9 +12,9 @@ from labkit.checkpoints import load
 from labkit.texts import documents
 from labkit.workloads import WORKLOADS, prompts
 from solutions.engine import Engine, EngineConfig, SamplingParams
-from solutions.engine.attention import PagedAttention
-from solutions.engine.kivi_attention import KiviAttention
-from solutions.engine.kv_memory import kv_memory
+from solutions.engine.attention.kivi_attention import KiviAttention
+from solutions.engine.attention.paged_attention import PagedAttention
+from solutions.engine.memory.kv_memory import kv_memory
 from solutions.engine.models.llama import Llama
 from solutions.engine.models.packed_attention import PackedAttention
 from solutions.engine.request import Request, blocks_for

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from solutions.engine import Engine, EngineConfig
+from solutions.engine.drafting.speculation import SpeculationConfig
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.server import ServerConfig
-from solutions.engine.speculation import SpeculationConfig
+from solutions.engine.server.app import ServerConfig
 from solutions.speculative.ngram import NgramDrafter
 from tests.engine.memory_trend import MemoryTrend
 from tests.engine.running_server import Running, start

@@ -13,7 +13,7 @@ from torch import Tensor
 from labkit.config import ModelConfig
 from labkit.decoder import rope_frequencies
 
-from ..kv_pool import KVShape
+from ..memory.kv_pool import KVShape
 from .dense import Linear, dense
 from .packed_attention import PackedAttention
 from .parts import Part, rms_norm

@@ -10,7 +10,7 @@ from labkit.checks import check_count
 from labkit.config import ModelConfig
 from labkit.latent_config import LatentConfig
 
-from ..kv_pool import KVShape
+from ..memory.kv_pool import KVShape
 from .blocks import Decoder, FeedForward, Layer, Weights, fitting, gated_mlp, same_kind
 from .experts import Experts
 from .group_routing import Routing, router

@@ -21,10 +21,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
-from .async_engine import AsyncEngine, EngineFailed
-from .engine import Engine, Progress, Prompt
-from .grammar import Constraint
-from .metrics import Served
+from ..async_engine import AsyncEngine, EngineFailed
+from ..engine import Engine, Progress, Prompt
+from ..grammar import Constraint
+from ..metrics import Served
+from ..request import Completion
+from ..sampling_params import SamplingParams
 from .openai_protocol import (
     ChatBody,
     CompletionBody,
@@ -36,8 +38,6 @@ from .openai_protocol import (
     usage_of,
 )
 from .prometheus import EngineCollector, Latencies
-from .request import Completion
-from .sampling_params import SamplingParams
 
 T = TypeVar("T")
 

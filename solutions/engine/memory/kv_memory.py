@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
+from ..kv_manager import Move, SlotMove
 from .kv_formats import BY_BLOCK, kv_format
-from .kv_manager import Move, SlotMove
 from .kv_pool import KVPool, KVShape
 
 

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ..kv_manager import Move, MoveKind, SlotMove
+from ..request import blocks_for
 from .block_plane import BlockPlane
 from .kivi_codes import Coded, KiviCodes
-from .kv_manager import Move, MoveKind, SlotMove
 from .kv_pool import KVShape
-from .request import blocks_for
 
 
 class KiviPool:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from labkit.checkpoints.errors import CheckpointError
 
-from .models.blocks import HeldWeights, Weights
-from .models.dense import Linear, dense
-from .step import Work
+from ..step import Work
+from .blocks import HeldWeights, Weights
+from .dense import Linear, dense
 
 _LAYER = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj")
 _KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<part>[AB])\.weight")

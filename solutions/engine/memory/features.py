@@ -9,10 +9,10 @@ from torch import Tensor
 
 from labkit.features import check_layers
 
-from .kv_manager import Move, SlotMove
+from ..kv_manager import Move, SlotMove
+from ..models.blocks import Decoder
+from ..request import Request, blocks_for
 from .kv_pool import KVPool, KVShape
-from .models.blocks import Decoder
-from .request import Request, blocks_for
 
 
 class FeaturePool:

@@ -10,12 +10,12 @@ from torch import Tensor
 from labkit.attention_checks import MAX_HEAD_DIM
 from solutions.kernels.paged_decode import paged_decode
 
-from .attention import PagedAttention
+from ..kernels.paged_attention import paged_attention
+from ..memory.kv_pool import KVPool
+from ..models.packed_attention import LatentMaps
+from ..step import Work
 from .decode_inputs import DecodeInputs
-from .kernels.paged_attention import paged_attention
-from .kv_pool import KVPool
-from .models.packed_attention import LatentMaps
-from .step import Work
+from .paged_attention import PagedAttention
 
 
 def kernels_fault(pool: KVPool) -> str | None:

@@ -10,15 +10,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..attention.decode_attention import DecodeAttention
+from ..attention.decode_inputs import Bucket, DecodeInputs, DecodeStep
+from ..memory.features import FeaturePool
+from ..memory.kv_pool import KVPool
+from ..models.blocks import Record
+from ..models.packed_attention import PackedAttention
+from ..request import blocks_for
+from ..step import Step
 from .cuda_graphs import Compute, Recorder
-from .decode_attention import DecodeAttention
-from .decode_inputs import Bucket, DecodeInputs, DecodeStep
-from .features import FeaturePool
-from .kv_pool import KVPool
-from .models.blocks import Record
-from .models.packed_attention import PackedAttention
-from .request import blocks_for
-from .step import Step
 
 MakeDecodeAttention = Callable[[KVPool, DecodeInputs], PackedAttention]
 """Called with the memory, and with the inputs of a step."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..memory.kv_pool import KVPool
+from ..models.packed_attention import LatentMaps
+from ..request import blocks_for
 from .attending import attend_singles, mask_of
 from .decode_inputs import DecodeInputs
-from .kv_pool import KVPool
-from .models.packed_attention import LatentMaps
-from .request import blocks_for
 
 
 @dataclass(frozen=True)

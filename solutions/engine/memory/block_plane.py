@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .kv_manager import MoveKind
+from ..kv_manager import MoveKind
 
 
 class BlockPlane:

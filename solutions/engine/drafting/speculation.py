@@ -17,10 +17,10 @@ from solutions.speculative.rounds import DRAFT, judgeable_drafts, place_uniform
 from solutions.speculative.tree_drafts import usable_tree
 from solutions.speculative.tree_loop import PLACE
 
+from ..request import Request
 from .draft_room import NO_DRAFTS
 from .judging import Verdict, had_no_choice, judge_by_comparison, judge_run, judge_tree
 from .pass_costs import PassCosts
-from .request import Request
 
 DRAFTERS = ("n-gram", "draft-model", "medusa", "eagle", "eagle-2", "eagle-3", "mtp", "lookahead", "adaptive")
 

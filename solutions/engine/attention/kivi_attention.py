@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..memory.kivi_pool import KiviPool
+from ..models.packed_attention import LatentMaps
+from ..request import blocks_for
+from ..step import Work
 from .attending import attend_piece, attend_singles
-from .kivi_pool import KiviPool
-from .models.packed_attention import LatentMaps
-from .request import blocks_for
-from .step import Work
 
 
 @dataclass(frozen=True)

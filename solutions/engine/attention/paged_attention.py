@@ -9,10 +9,10 @@ from torch import Tensor
 
 from solutions.speculative.tree import ancestor_mask
 
+from ..memory.kv_pool import KVPool
+from ..models.packed_attention import LatentMaps
+from ..step import Work
 from .attending import attend_piece, attend_singles, mask_of
-from .kv_pool import KVPool
-from .models.packed_attention import LatentMaps
-from .step import Work
 
 Blocks = Tensor | slice
 """Ids of blocks, int64; a slice if they follow each other in the pool and can be read where they lie."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .step import Work
+from ..step import Work
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 from labkit.config import ModelConfig
 from labkit.drafting import Drafter, TreeDrafter
 
-from .features import FeaturePool, RequestFeatures
-from .models.blocks import Decoder
-from .request import Request
+from ..memory.features import FeaturePool, RequestFeatures
+from ..models.blocks import Decoder
+from ..request import Request
 from .speculation import MakeDrafter, SpeculationConfig, Speculator
 
 _KINDS = {"n-gram": "n-gram", "draft-model": "draft model", "medusa": "Medusa", "eagle": "EAGLE", "eagle-2": "EAGLE-2",

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from labkit.tokenizer import StreamDecoder, Tokenizer
 
-from .grammar import Constraint
-from .request import Completion, TokenLogprob
-from .sampling_params import SamplingParams
+from ..grammar import Constraint
+from ..request import Completion, TokenLogprob
+from ..sampling_params import SamplingParams
 
 Stop = str | list[str] | None
 

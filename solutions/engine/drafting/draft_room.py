@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from labkit.drafting import DraftTree
 
-from .kv_manager import KVManager
-from .request import Request, blocks_for
+from ..kv_manager import KVManager
+from ..request import Request, blocks_for
 
 ProposeDrafts = Callable[[Request, int, int], DraftTree]
 """Called with a request that decodes, the most drafts that there is room for, and the longest path of use to it, both

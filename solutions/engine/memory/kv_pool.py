@@ -9,9 +9,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from ..kv_manager import Move, SlotMove
 from .block_plane import BlockPlane
 from .kv_formats import KVFormat, PlainKV
-from .kv_manager import Move, SlotMove
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.types import GuardFilterEntry
 
-from .decode_inputs import DecodeInputs, DecodeStep
+from ..attention.decode_inputs import DecodeInputs, DecodeStep
 
 
 def compiled(step: DecodeStep, backend: str = "inductor") -> DecodeStep:

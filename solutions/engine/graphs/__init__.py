@@ -1,0 +1,1 @@
+"""Decode steps of fixed shapes: padded, then recorded as CUDA graphs or compiled."""

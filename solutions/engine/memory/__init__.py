@@ -1,0 +1,1 @@
+"""What layers keep of their tokens: pools of blocks, and how numbers are stored in them."""
