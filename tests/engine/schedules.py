@@ -16,7 +16,7 @@ from solutions.engine.attention.kivi_attention import KiviAttention
 from solutions.engine.beam_search import BeamSearch, BeamSearchParams, Hypothesis
 from solutions.engine.kv_manager import PREFIX_CACHES, KVManager, Move, MoveKind
 from solutions.engine.memory.kivi_pool import KiviPool
-from solutions.engine.memory.kv_pool import KVShape
+from solutions.engine.models.kv_shape import KVShape
 from solutions.engine.request import FinishReason, Request, Status, blocks_for
 from solutions.engine.sampling_params import SamplingParams
 from solutions.engine.scheduler import PREEMPTIONS, Scheduler, SchedulerConfig

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from solutions.engine.attention.paged_attention import PagedAttention
 from solutions.engine.kv_manager import KVManager
-from solutions.engine.memory.kv_pool import KVPool, KVShape
+from solutions.engine.memory.kv_pool import KVPool
+from solutions.engine.models.kv_shape import KVShape
 from solutions.engine.request import FinishReason, Request
 from solutions.engine.sampling_params import SamplingParams
 from solutions.engine.scheduler import Scheduler, SchedulerConfig

@@ -20,7 +20,7 @@ from solutions.engine.drafting.speculation import SpeculationConfig
 from solutions.engine.kv_manager import Move, MoveKind
 from solutions.engine.memory.kivi_pool import KiviPool
 from solutions.engine.memory.kv_memory import kv_memory
-from solutions.engine.memory.kv_pool import KVShape
+from solutions.engine.models.kv_shape import KVShape
 from solutions.engine.request import Request
 from solutions.engine.scheduler import SchedulerConfig
 from solutions.engine.step import Work

@@ -15,7 +15,8 @@ from labkit.checkpoints.loading import Model
 from solutions.engine import Engine, EngineConfig, SamplingParams
 from solutions.engine.kv_manager import Move, MoveKind
 from solutions.engine.memory.kv_formats import PlainKV, kv_format
-from solutions.engine.memory.kv_pool import KVPool, KVShape
+from solutions.engine.memory.kv_pool import KVPool
+from solutions.engine.models.kv_shape import KVShape
 from solutions.engine.scheduler import SchedulerConfig
 
 FORMATS = ("int8", "fp8")

@@ -11,8 +11,9 @@ from labkit.features import check_layers
 
 from ..kv_manager import Move, SlotMove
 from ..models.blocks import Decoder
+from ..models.kv_shape import KVShape
 from ..request import Request, blocks_for
-from .kv_pool import KVPool, KVShape
+from .kv_pool import KVPool
 
 
 class FeaturePool:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..kv_manager import Move, MoveKind, SlotMove
+from ..models.kv_shape import KVShape
 from ..request import blocks_for
 from .block_plane import BlockPlane
 from .kivi_codes import Coded, KiviCodes
-from .kv_pool import KVShape
 
 
 class KiviPool:

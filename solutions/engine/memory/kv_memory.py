@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 
 from ..kv_manager import Move, SlotMove
+from ..models.kv_shape import KVShape
 from .kv_formats import BY_BLOCK, kv_format
-from .kv_pool import KVPool, KVShape
+from .kv_pool import KVPool
 
 
 class KVMemory(Protocol):

@@ -13,8 +13,8 @@ from torch import Tensor
 from labkit.config import ModelConfig
 from labkit.decoder import rope_frequencies
 
-from ..memory.kv_pool import KVShape
 from .dense import Linear, dense
+from .kv_shape import KVShape
 from .packed_attention import PackedAttention
 from .parts import Part, rms_norm
 from .rotation import Rotation

@@ -10,10 +10,10 @@ from labkit.checks import check_count
 from labkit.config import ModelConfig
 from labkit.latent_config import LatentConfig
 
-from ..memory.kv_pool import KVShape
 from .blocks import Decoder, FeedForward, Layer, Weights, fitting, gated_mlp, same_kind
 from .experts import Experts
 from .group_routing import Routing, router
+from .kv_shape import KVShape
 from .latent_attention import LatentAttention
 from .yarn import Yarn, yarn_frequencies
 
