@@ -121,7 +121,10 @@ class Scheduler:
                 f"the prompt, lower max_tokens or give the engine more memory"
             )
         if num_samples > self.config.max_running:
-            raise ValueError(f"n must be at most max_running, {self.config.max_running}, got {num_samples}")
+            raise ValueError(
+                f"{num_samples} samples or beams of a prompt run at once, and max_running is "
+                f"{self.config.max_running}; lower n or beam_width, or raise max_running"
+            )
 
     def add(self, request: Request) -> None:
         """Takes in a request, and with it the siblings that will share its prompt.

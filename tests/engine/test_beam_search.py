@@ -190,7 +190,7 @@ def test_an_abort_frees_everything_at_once(make_engine: Any) -> None:
         ([], PARAMS, "prompt"),
         ([1] * 4, replace(PARAMS, max_tokens=125), "context holds 128"),
         ([1] * 60, PARAMS, "the pool has 4"),
-        ([1], replace(PARAMS, beam_width=5), "max_running, 4"),
+        ([1], replace(PARAMS, beam_width=5), "max_running is 4"),
     ],
 )
 def test_what_can_never_run_is_refused_at_once(

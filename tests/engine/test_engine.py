@@ -285,7 +285,7 @@ def test_a_priority_that_cannot_be_ordered_is_refused(make_engine: Any, priority
         ([1, 49_152], GREEDY, "49152"),
         ([1] * 100, replace(GREEDY, max_tokens=100), "context holds 128"),
         ([1] * 60, GREEDY, "the pool has 4"),
-        ([1], replace(GREEDY, n=5), "max_running, 2"),
+        ([1], replace(GREEDY, n=5), "max_running is 2"),
         ([1], replace(GREEDY, logit_bias=((60_000, 1.0),)), "60000"),
         ([1], replace(GREEDY, logit_bias=((49_152, 1.0),)), "49152"),
     ],

@@ -243,7 +243,10 @@ def text_logprobs(reports: tuple[TokenLogprob, ...], offsets: TextOffsets) -> di
     return {
         "tokens": [text(one.token) for one in reports],
         "token_logprobs": [one.logprob for one in reports],
-        "top_logprobs": [{text(token): value for token, value in one.top} for one in reports],
+        # The token itself is always among them, however unlikely it was.
+        "top_logprobs": [
+            {text(token): value for token, value in (*one.top, (one.token, one.logprob))} for one in reports
+        ],
         "text_offset": [offsets.take(one.token) for one in reports],
     }
 
