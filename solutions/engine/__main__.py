@@ -142,7 +142,9 @@ def serve(
 ) -> None:
     """Serve the OpenAI API; Ctrl-C finishes what is being answered, then stops."""
     # Imported here: the other commands need no server.
-    from .server.app import ServerConfig, make_app, run
+    from .server.app import make_app
+    from .server.server_config import ServerConfig
+    from .server.shutdown import run
 
     if api_key == "":
         _refuse(ValueError("--api-key is empty, which everybody could show; give a key, or leave it out"))

@@ -13,7 +13,8 @@ import openai
 import uvicorn
 
 from solutions.engine import Engine
-from solutions.engine.server.app import ServerConfig, make_app
+from solutions.engine.server.app import make_app
+from solutions.engine.server.server_config import ServerConfig
 
 KEY = "a key"
 

@@ -26,7 +26,7 @@ from solutions.engine.models.adapters import AdaptedWeights, Adapters, read_adap
 from solutions.engine.models.llama import Llama
 from solutions.engine.models.loading import LoadedModel
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.server.app import ServerConfig
+from solutions.engine.server.server_config import ServerConfig
 from solutions.engine.weights.loading import load
 from tests.engine.test_server import start
 from tests.engine.test_speculation import Bushy, Oracle

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 
 from solutions.engine import Engine, EngineConfig
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.server.app import ServerConfig
-from solutions.engine.server.openai_protocol import TextOffsets
+from solutions.engine.server.openai_answers import TextOffsets
+from solutions.engine.server.server_config import ServerConfig
 from tests.engine import running_server
 from tests.engine.running_server import KEY, Running
 

@@ -15,7 +15,7 @@ import pytest
 from solutions.engine import Engine, EngineConfig
 from solutions.engine.drafting.speculation import SpeculationConfig
 from solutions.engine.scheduler import SchedulerConfig
-from solutions.engine.server.app import ServerConfig
+from solutions.engine.server.server_config import ServerConfig
 from solutions.speculative.ngram import NgramDrafter
 from tests.engine.memory_trend import MemoryTrend
 from tests.engine.running_server import Running, start
