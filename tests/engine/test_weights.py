@@ -207,7 +207,7 @@ def test_the_head_is_rounded_and_the_embedding_is_not() -> None:
     error = (rows - embedding).abs().amax(-1) / embedding.abs().amax(-1)
     assert 0 < float(error.max()) <= 0.5 / 127 + 2.0**-8
     assert weights["model.embed_tokens.weight"] is embedding
-    assert not QuantizedWeights({}, packing=Packing(head_bits=None)).is_quantized("lm_head")
+    assert not QuantizedWeights({}, packing=Packing(head_bits=None)).joins("lm_head")
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,7 @@ from labkit.drafting import Drafter, TreeDrafter
 from ..memory.features import FeaturePool, RequestFeatures
 from ..models.blocks import Decoder
 from ..request import Request
-from .speculation import MakeDrafter, SpeculationConfig, Speculator
-
-_KINDS = {"n-gram": "n-gram", "draft-model": "draft model", "medusa": "Medusa", "eagle": "EAGLE", "eagle-2": "EAGLE-2",
-          "eagle-3": "EAGLE-3", "mtp": "MTP", "lookahead": "lookahead", "adaptive": "adaptive"}  # fmt: skip
-"""What lab 14 calls them."""
+from .speculation import DRAFTERS, MakeDrafter, SpeculationConfig, Speculator
 
 
 def make_speculator(
@@ -64,7 +60,7 @@ def _drafts_trees(drafter: str | MakeDrafter) -> bool:
     # Imported here: the other drafters of lab 14 are for those who name one.
     from solutions.speculative.trained_drafters import TREES
 
-    return _KINDS[drafter] in TREES
+    return DRAFTERS[drafter] in TREES
 
 
 class _NamedDrafters:
@@ -81,7 +77,7 @@ class _NamedDrafters:
         # Imported here: the other drafters of lab 14 are for those who name one.
         from solutions.speculative.trained_drafters import HeadDrafters
 
-        self._kind = _KINDS[name]
+        self._kind = DRAFTERS[name]
         self._config = config
         self._load = load
         self._heads = HeadDrafters(_Target(model), folder=config.heads)

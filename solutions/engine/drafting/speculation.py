@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +22,11 @@ from .draft_room import NO_DRAFTS
 from .judging import Verdict, had_no_choice, judge_by_comparison, judge_run, judge_tree
 from .pass_costs import PassCosts
 
-DRAFTERS = ("n-gram", "draft-model", "medusa", "eagle", "eagle-2", "eagle-3", "mtp", "lookahead", "adaptive")
+DRAFTERS: Mapping[str, str] = {
+    "n-gram": "n-gram", "draft-model": "draft model", "medusa": "Medusa", "eagle": "EAGLE", "eagle-2": "EAGLE-2",
+    "eagle-3": "EAGLE-3", "mtp": "MTP", "lookahead": "lookahead", "adaptive": "adaptive",
+}  # fmt: skip
+"""Those that have names, with what lab 14 calls them."""
 
 MakeDrafter = Callable[[], Drafter | TreeDrafter]
 """Makes the drafter of one request."""

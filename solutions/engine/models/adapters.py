@@ -175,7 +175,7 @@ class AdaptedWeights(HeldWeights):
         """See `HeldWeights`."""
         return AdaptedWeights(tensors, self._adapters)
 
-    def is_quantized(self, name: str) -> bool:
+    def joins(self, name: str) -> bool:
         """Whether an adapter changes the layer; see `HeldWeights`."""
         return any(name in layers for layers in self._adapters.layers.values())
 

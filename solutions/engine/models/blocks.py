@@ -28,7 +28,7 @@ class HeldWeights(Mapping[str, Tensor], ABC):
     """Weights whose projections are not, or not only, made of their tensors; see `weights.store`."""
 
     @abstractmethod
-    def is_quantized(self, name: str) -> bool:
+    def joins(self, name: str) -> bool:
         """Whether `joined` makes the layer `name`, given without ".weight"."""
 
     @abstractmethod
@@ -235,7 +235,7 @@ def joined(weights: Weights, names: list[str]) -> Linear:
     """Several projections of the same input as one: fewer and larger products, the same numbers."""
     matrices = [weights[f"{name}.weight"] for name in names]
     bias = _joined_bias([weights.get(f"{name}.bias") for name in names], [len(matrix) for matrix in matrices])
-    if isinstance(weights, HeldWeights) and any(weights.is_quantized(name) for name in names):
+    if isinstance(weights, HeldWeights) and any(weights.joins(name) for name in names):
         product = weights.joined(names)
         return product if bias is None else lambda inputs: product(inputs) + bias
     return dense(matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias)

@@ -76,7 +76,7 @@ class PackedWeights(HeldWeights):
         """See `HeldWeights`."""
         return PackedProjection(self._layers[tuple(names)], self._packing)
 
-    def is_quantized(self, name: str) -> bool:
+    def joins(self, name: str) -> bool:
         """See `HeldWeights`."""
         return any(name in names for names in self._layers)
 

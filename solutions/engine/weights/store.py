@@ -75,7 +75,7 @@ class QuantizedWeights(HeldWeights):
         self.made[tuple(names)] = made
         return made
 
-    def is_quantized(self, name: str) -> bool:
+    def joins(self, name: str) -> bool:
         """See `HeldWeights`."""
         if name in _HEADS:
             return self._packing.head_bits is not None
