@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -114,7 +115,7 @@ def test_models_health_and_metrics(running: Running) -> None:
         assert name in text
 
 
-def test_a_client_that_goes_ends_its_request(running: Running) -> None:
+def test_a_client_that_goes_ends_its_request(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     never = {str(token): -100.0 for token in running.engine.tokenizer.stop_ids}
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 120, "logit_bias": never}
     url, headers = f"{running.url}/v1/completions", {"Authorization": f"Bearer {KEY}"}
@@ -130,6 +131,8 @@ def test_a_client_that_goes_ends_its_request(running: Running) -> None:
     running.wait_until_idle()
     assert running.engine.metrics.num_generated_tokens - before < 480, "the answer was written to its end"
     assert running.post("/v1/chat/completions", CHAT).status_code == 200
+    gc.collect()  # what nobody has waited for is logged when it goes
+    assert not caplog.records, caplog.text
 
 
 def test_a_client_that_goes_before_the_first_token_ends_its_stream(tiny_model: Any) -> None:

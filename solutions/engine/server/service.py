@@ -152,13 +152,16 @@ class Service:
             done = [item.completion async for item in stream if item.completion is not None]
             return sorted(done, key=lambda completion: completion.index)
 
-        working = [asyncio.ensure_future(one(stream)) for stream in streams]
-        try:
-            several = await _unless_gone(asyncio.gather(*working), request)
-        finally:
-            # Where one is refused, nobody waits for the others.
-            for answering in working:
-                answering.cancel()
+        async def all_of_them() -> list[list[Completion]]:
+            working = [asyncio.ensure_future(one(stream)) for stream in streams]
+            try:
+                return await asyncio.gather(*working)
+            finally:
+                # Where one is refused, nobody waits for the others.
+                for answering in working:
+                    answering.cancel()
+
+        several = await _unless_gone(asyncio.ensure_future(all_of_them()), request)
         return [completion for completions in several for completion in completions]
 
     async def _send(self, chunks: AsyncIterator[str], request: Request) -> Response:
