@@ -9,9 +9,10 @@ import sys
 
 import psutil
 
-MOST_BYTES = 1024.0
+MOST_BYTES = 8192.0
 """A request may add to what was allocated and not freed. Kept logits would be 200,000, a prompt's hidden states 20,000
-and more."""
+and more, and what is smaller shows in the objects. Now and then a library writes a kernel for a size that it meets for
+the first time: two or three of a megabyte each, half way through, are as much as 3,000."""
 MOST_OBJECTS = 8.0
 """A request may add to Python's allocated blocks. Three are its latencies, which the metrics keep for the last 10,000;
 a kept `Request` has dozens."""

@@ -22,8 +22,8 @@ def trend_of(serve: Callable[[int], None]) -> str:
 
 
 @pytest.mark.parametrize("keep", [
-    lambda request: torch.zeros(512),
-    lambda request: bytes(2048),
+    lambda request: torch.zeros(4096),
+    lambda request: bytes(16_384),
     lambda request: [object() for _ in range(20)],
 ], ids=["a tensor", "bytes", "small objects"])  # fmt: skip
 def test_what_is_kept_of_each_request_is_seen(keep: Callable[[int], object]) -> None:
@@ -34,7 +34,7 @@ def test_what_is_kept_of_each_request_is_seen(keep: Callable[[int], object]) -> 
 
 def test_what_is_kept_of_a_bounded_number_is_no_trend() -> None:
     kept: dict[int, object] = {}
-    trend_of(lambda request: kept.update({request % 64: torch.zeros(512)}))
+    trend_of(lambda request: kept.update({request % 64: torch.zeros(4096)}))
 
 
 def test_pages_of_a_mapped_file_that_are_read_at_last_are_no_trend(tmp_path: Path) -> None:
