@@ -40,7 +40,6 @@ CLAIMS = {
         Claim("preemptions", "memory for the mean, 64 at once", "32 at once", 2),
         Claim("longest stall, p99 (s)", "memory for the mean, 64 at once", "memory for the p95", 20),
         Claim("longest stall, p99 (s)", "memory for the mean, 64 at once", "FP8 keys and values", 20),
-        Claim("longest stall, p99 (s)", "memory for the mean, 64 at once", "32 at once", 2),
         Claim("TTFT p95 (s)", "32 at once", "memory for the mean, 64 at once", 1.02),
         Claim("computed for each needed", "memory for the mean, 64 at once", "preempt by swap", 1.1),
         Claim("output tokens/s", "memory for the p95", "memory for the mean, 64 at once", 1.01),
