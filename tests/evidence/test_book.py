@@ -108,7 +108,6 @@ def test_every_page_opens_without_faults(site: Path, browser: Any, device: str, 
 def test_the_search_finds_a_mechanism(site: Path, browser: Any) -> None:
     page = browser.new_page()
     page.goto((site / "search.html").as_uri() + "?q=preemption")
-    page.wait_for_selector("#search-results li a", timeout=20_000)
-    found = page.eval_on_selector_all("#search-results li a", "links => links.map(link => link.href)")
-    assert any("labs/07_kv_cache/README.html" in link for link in found), found[:10]
+    # Results come one after another.
+    page.wait_for_selector('#search-results li a[href*="labs/07_kv_cache/README.html"]', timeout=60_000)
     page.close()
