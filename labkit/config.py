@@ -238,7 +238,7 @@ def rope_entries(entries: Mapping[str, Any]) -> Mapping[str, Any]:
     rope: Mapping[str, Any] = new or old
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise ValueError(f"rope_parameters that differ from layer to layer are not supported, got {rope!r}")
-    if rope.get("partial_rotary_factor") not in (None, 1.0):
+    if any(where.get("partial_rotary_factor") not in (None, 1.0) for where in (entries, rope)):
         raise ValueError("partial_rotary_factor below 1 is not supported; the decoder rotates whole heads")
     outside, inside = (where.get("original_max_position_embeddings") for where in (entries, rope))
     if outside is not None and inside not in (None, outside):
@@ -263,8 +263,6 @@ def _refuse_unsupported_features(entries: Mapping[str, Any]) -> None:
         raise ValueError("mlp_bias true is not supported; choose a model without biases in its MLP")
     if entries.get("use_sliding_window"):
         raise ValueError("use_sliding_window true is not supported; choose a model with full attention")
-    if entries.get("partial_rotary_factor") not in (None, 1.0):
-        raise ValueError("partial_rotary_factor below 1 is not supported; the decoder rotates whole heads")
     if entries.get("quantization_config"):
         raise ValueError("quantized folders are not supported; give the original model or a GGUF file")
 

@@ -6,6 +6,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from grader.authoring.self_check import self_check
@@ -63,7 +64,7 @@ def check(lab: Lab = None) -> None:
             _refuse(error)
         faults += len(found)
         for fault in found:
-            _console.print(f"[red]fault[/] {_plain(fault)}")
+            _console.print(f"[red]fault[/] {escape(fault)}")
         if not found:
             count = sum(len(task.tests) for task in manifest.tasks)
             _console.print(f"[green]lab {manifest.id} is sound[/]: {len(manifest.tasks)} tasks, {count} tests")
@@ -102,7 +103,7 @@ def _print_report(manifest: Manifest, report: StrengthReport) -> None:
         _console.print(f"[yellow]out of time[/] {verdict.entry.name}: {verdict.run.timed_out}")
     for verdict in report.faults:
         kind = "rejected" if isinstance(verdict.entry, Correct) else "survived"
-        _console.print(f"[red]{kind}[/] {verdict.entry.name}: {_plain(verdict.fault or '')}")
+        _console.print(f"[red]{kind}[/] {verdict.entry.name}: {escape(verdict.fault or '')}")
     right = [verdict for verdict in report.verdicts if isinstance(verdict.entry, Correct)]
     passed = sum(verdict.fault is None for verdict in right)
     _console.print(
@@ -118,11 +119,6 @@ def _manifests(lab: str | None) -> list[Manifest]:
         _refuse(error)
 
 
-def _plain(text: str) -> str:
-    """Text whose square brackets are no mark-up."""
-    return text.replace("[", "\\[")
-
-
 def _refuse(error: ValueError) -> NoReturn:
-    _console.print(f"[red]error[/] {_plain(str(error))}")
+    _console.print(f"[red]error[/] {escape(str(error))}")
     raise typer.Exit(2)

@@ -110,11 +110,11 @@ def read_config(entries: Entries) -> tuple[ModelConfig, Build]:
     for name in _COUNTS:
         if isinstance(claimed := entries.get(name), int) and claimed > _MOST:
             raise ValueError(f"{name} is {claimed}, more than the {_MOST} that any model has; download it again")
-    model_type = _MODEL_TYPES[names[0]]
+    model_type, read = FAMILIES[names[0]]
     if entries.get("model_type", model_type) != model_type:
         raise ValueError(f"model_type {entries['model_type']!r} is not that of {names[0]}; it must be {model_type!r}")
     try:
-        return FAMILIES[names[0]](entries)
+        return read(entries)
     except KeyError as error:
         raise ValueError(f"config.json has no entry {error}; it does not describe a complete model") from error
     except (TypeError, AttributeError) as error:
@@ -243,19 +243,14 @@ def _folder(name: str) -> Path | None:
     return hub.download(name) if hub.is_hub_id(name) and not path.exists() else None
 
 
-FAMILIES: Mapping[str, Callable[[Entries], tuple[ModelConfig, Build]]] = {
-    "LlamaForCausalLM": _llama,
-    "Qwen2ForCausalLM": _qwen2,
-    "Qwen3ForCausalLM": _qwen3,
-    "MistralForCausalLM": _mistral,
-    "MinistralForCausalLM": _mistral,
-    "MixtralForCausalLM": _mixtral,
-    "DeepseekV2ForCausalLM": _deepseek_v2,
-    "DeepseekV3ForCausalLM": _deepseek_v3,
+FAMILIES: Mapping[str, tuple[str, Callable[[Entries], tuple[ModelConfig, Build]]]] = {
+    "LlamaForCausalLM": ("llama", _llama),
+    "Qwen2ForCausalLM": ("qwen2", _qwen2),
+    "Qwen3ForCausalLM": ("qwen3", _qwen3),
+    "MistralForCausalLM": ("mistral", _mistral),
+    "MinistralForCausalLM": ("ministral", _mistral),
+    "MixtralForCausalLM": ("mixtral", _mixtral),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", _deepseek_v2),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", _deepseek_v3),
 }
-_MODEL_TYPES = {
-    "LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
-    "MistralForCausalLM": "mistral", "MinistralForCausalLM": "ministral", "MixtralForCausalLM": "mixtral",
-    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
-}  # fmt: skip
-"""What transformers goes by; a folder that says both must mean one family."""
+"""By what `architectures` holds: the `model_type` that belongs to it, and what reads the other entries."""
